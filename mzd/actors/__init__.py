@@ -1,0 +1,1 @@
+"""The Trio actors: one file each; they meet only through messages."""

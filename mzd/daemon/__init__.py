@@ -1,0 +1,1 @@
+"""Opens channels, starts actors, owns shutdown."""

@@ -1,0 +1,1 @@
+"""OpenCL device, programs, and the engine that runs a model on it."""

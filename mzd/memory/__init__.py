@@ -1,0 +1,1 @@
+"""Arena, swap spaces, token logs: everything that holds bytes."""

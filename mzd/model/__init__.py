@@ -1,0 +1,1 @@
+"""Model files: pull, import, weight store, tokenizer, chat template."""

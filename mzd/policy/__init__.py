@@ -1,0 +1,1 @@
+"""Pure policy: states, plans, decisions; no clock, no I/O."""

@@ -1,0 +1,1 @@
+"""MessagePack-RPC over a Unix socket: frames, server, client."""
