@@ -186,9 +186,7 @@ def unpack(type: GgmlType, packed: NDArray[np.uint8], rows: int, cols: int) -> N
     return dequantize(type, blocks, rows * cols).reshape(rows, cols)
 
 
-def unpack_row(
-    type: GgmlType, group: NDArray[np.uint8], cols: int, row_in_group: int
-) -> NDArray[np.float32]:
+def unpack_row(type: GgmlType, group: NDArray[np.uint8], cols: int, row_in_group: int) -> NDArray[np.float32]:
     """One row's values as (cols,) float32, from the (size_bytes,) uint8 of its group (`row_group_extent`).
 
     Raises:
