@@ -1,0 +1,92 @@
+"""Owns the typed ctypes view of the libOpenCL that pyopencl has loaded, and the one check of its errors.
+
+pyopencl covers platforms, contexts, queues and builds. What it lacks, or does with the GIL held, is here:
+SVM allocation, kernel arguments by raw address, launches. ``ctypes.CDLL`` lets the GIL go for each call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import POINTER, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import pyopencl as cl
+
+from mzd.errors import MzdError
+
+EXEC_INFO_SVM_PTRS = 0x11B6
+"""CL_KERNEL_EXEC_INFO_SVM_PTRS, cl.h."""
+
+_LOST = frozenset({-2, -5, -14, -36})
+"""Device not available, out of resources, failed event in a wait list, invalid command queue: after each
+of these the queue's later results cannot be trusted."""
+
+_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "clSVMAlloc": (c_void_p, [c_void_p, c_uint64, c_size_t, c_uint32]),
+    "clSVMFree": (None, [c_void_p, c_void_p]),
+    "clSetKernelArg": (c_int32, [c_void_p, c_uint32, c_size_t, c_void_p]),
+    "clSetKernelArgSVMPointer": (c_int32, [c_void_p, c_uint32, c_void_p]),
+    "clSetKernelExecInfo": (c_int32, [c_void_p, c_uint32, c_size_t, c_void_p]),
+    "clEnqueueNDRangeKernel": (
+        c_int32,
+        [
+            c_void_p,  # queue
+            c_void_p,  # kernel
+            c_uint32,  # dimensions
+            POINTER(c_size_t),  # global offset
+            POINTER(c_size_t),  # global size
+            POINTER(c_size_t),  # local size
+            c_uint32,  # events to wait for
+            c_void_p,
+            c_void_p,  # the launch's own event
+        ],
+    ),
+    "clFlush": (c_int32, [c_void_p]),
+}
+
+
+@cache
+def libopencl() -> ctypes.CDLL:
+    """Return the loaded libOpenCL with argument types declared.
+
+    A wheel of pyopencl bundles a loader of its own, and handles of one loader mean nothing to another:
+    so the library is looked up where it is mapped, not by its usual name.
+
+    Raises:
+        MzdError: ``device_lost``, nothing of that name is mapped.
+    """
+    library = ctypes.CDLL(_mapped_library_path("libOpenCL"))
+    for name, (restype, argtypes) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = restype, argtypes
+    return library
+
+
+def _mapped_library_path(stem: str) -> str:
+    """Return the path of the mapped library whose file name begins with `stem`."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if Path(path).name.startswith(stem):
+            return path
+    raise MzdError("device_lost", f"pyopencl has loaded no {stem}", library=stem)
+
+
+def check(status: int, call: str) -> None:
+    """Raise if `status`, returned by the OpenCL function `call`, is an error.
+
+    Raises:
+        MzdError: ``device_lost`` where the device or its queue is unusable from here on, else ``internal``;
+            the message names the OpenCL error.
+    """
+    if status != 0:
+        raise opencl_error(status, call)
+
+
+def opencl_error(status: int, call: str) -> MzdError:
+    """Return the error to raise for an OpenCL `status` from `call`."""
+    to_string: Callable[[int, str], str] = cl.status_code.to_string  # type: ignore[assignment]  # a wrong stub
+    name = to_string(status, "unknown error %d")
+    code = "device_lost" if status in _LOST else "internal"
+    return MzdError(code, f"{call} failed: {name}", opencl_error=name, opencl_status=status)
