@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 
 
@@ -65,3 +66,5 @@ class GgmlType(IntEnum):
 
 # What the importer takes; each has a dequantiser, a kernel layout and kernels.
 SUPPORTED_TYPES = frozenset({GgmlType.F32, GgmlType.F16, GgmlType.Q8_0, GgmlType.Q4_0, GgmlType.Q4_1})
+
+TYPES_BY_NUMBER: Mapping[int, GgmlType] = {int(member): member for member in GgmlType}
