@@ -1,0 +1,101 @@
+"""Owns the reads of a restore: extents of the weight store and slots of the swap files."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import trio
+
+from mzd import native
+from mzd.errors import MzdError
+from mzd.memory.workers import Workers
+from mzd.messages.restore_path import DecodeChunks, ReadUnits, RestoreFact, UnitsFailed, UnitsRestored
+from mzd.policy.units import UnitId, WeightUnit
+
+
+@dataclass(slots=True)
+class StorageReader:
+    """Restore path, step 2. Several of these share one input, so that reads are in flight side by side.
+
+    Cancelled: the read in flight ends first (a thread that writes memory is never abandoned), a
+    staging buffer in hand is given back, both outputs are closed.
+    """
+
+    workers: Workers
+    reads: trio.MemoryReceiveChannel[ReadUnits]
+    decodes: trio.MemorySendChannel[DecodeChunks]
+    facts: trio.MemorySendChannel[RestoreFact]
+
+    async def run(self) -> None:
+        """Serve reads until the allocator closes its end."""
+        async with self.reads, self.decodes, self.facts:
+            async for read in self.reads:
+                await self._serve(read)
+
+    async def _serve(self, read: ReadUnits) -> None:
+        try:
+            start_ns = time.monotonic_ns()
+            errors = await self.workers.run(_read_and_check, read)
+            end_ns = time.monotonic_ns()
+            await self._report(read, errors, start_ns, end_ns)
+        except BaseException:
+            if read.staging is not None:
+                read.staging.release()
+            raise
+
+    async def _report(self, read: ReadUnits, errors: list[MzdError | None], start_ns: int, end_ns: int) -> None:
+        good = [i for i, error in enumerate(errors) if error is None]
+        failed = next((error for error in errors if error is not None), None)
+        if failed is not None:
+            bad_units = tuple(unit for unit, error in zip(read.units, errors, strict=True) if error is not None)
+            restored = () if read.decode_addresses is not None else tuple(read.units[i] for i in good)
+            await self.facts.send(UnitsFailed(read.restore_id, read.layer, bad_units, restored, failed))
+        if read.decode_addresses is not None:
+            await self._pass_on(read, good)
+        elif failed is None:
+            size_bytes = int(read.sizes.sum())
+            await self.facts.send(
+                UnitsRestored(read.restore_id, "read", read.layer, read.units, size_bytes, start_ns, end_ns)
+            )
+
+    async def _pass_on(self, read: ReadUnits, good: list[int]) -> None:
+        """Hand the payloads, and the staging buffer with them, to the decompressor."""
+        assert read.decode_addresses is not None
+        assert read.layer is not None
+        assert read.staging is not None
+        if not good:
+            read.staging.release()
+            return
+        units = tuple(read.units[i] for i in good)
+        await self.decodes.send(
+            DecodeChunks(
+                read.restore_id,
+                read.layer,
+                units,
+                read.addresses[good],
+                read.decode_addresses[good],
+                read.staging,
+            )
+        )
+
+
+def _read_and_check(read: ReadUnits) -> list[MzdError | None]:
+    """Read all extents and check each one's checksum; runs in a thread, without the GIL."""
+    results = np.asarray(native.read_extents(read.fd, read.offsets, read.addresses, read.sizes))
+    errors: list[MzdError | None] = []
+    for i, unit in enumerate(read.units):
+        code = int(results[i])
+        crc = native.crc32c(int(read.addresses[i]), int(read.crc_sizes[i]), int(read.crc_seeds[i])) if code == 0 else 0
+        errors.append(_judge(unit, code, crc, int(read.crcs[i])))
+    return errors
+
+
+def _judge(unit: UnitId, code: int, crc: int, expected_crc: int) -> MzdError | None:
+    if code == 0 and crc == expected_crc:
+        return None
+    what = f"read failed with {code}" if code else f"checksum is {crc:08x}, not {expected_crc:08x}"
+    if isinstance(unit, WeightUnit):
+        return MzdError("weights_unavailable", f"the weights of layer {unit.layer} are damaged: {what}")
+    return MzdError("corrupt_chunk", f"{unit} cannot be restored: {what}")

@@ -1,0 +1,56 @@
+"""Owns the writes of an eviction: chunks and payloads to their slots on flash."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import trio
+
+from mzd import native
+from mzd.errors import MzdError
+from mzd.memory.workers import Workers
+from mzd.messages.evict_path import ChunksWritten, EvictFact, WriteChunks
+
+
+@dataclass(slots=True)
+class StorageWriter:
+    """Evict path, step 2 for what goes to flash.
+
+    Cancelled: the write in flight ends first; its slots have no record yet, so a half-written chunk
+    is never found again.
+    """
+
+    workers: Workers
+    writes: trio.MemoryReceiveChannel[WriteChunks]
+    facts: trio.MemorySendChannel[EvictFact]
+
+    async def run(self) -> None:
+        """Serve batches until the allocator closes its end."""
+        async with self.writes, self.facts:
+            async for batch in self.writes:
+                await self.facts.send(await self.workers.run(_checksum_and_write, batch))
+
+
+def _checksum_and_write(batch: WriteChunks) -> ChunksWritten:
+    """Runs in a thread; the checksum is taken from memory, so that a bad write shows at the read."""
+    crcs = np.array(
+        [
+            native.crc32c(int(address), int(size), int(seed))
+            for address, size, seed in zip(batch.addresses, batch.crc_sizes, batch.crc_seeds, strict=True)
+        ],
+        dtype=np.uint32,
+    )
+    results = native.write_extents(batch.fd, batch.offsets, batch.addresses, batch.sizes)
+    return ChunksWritten(crcs, tuple(_write_error(int(code)) for code in results))
+
+
+def _write_error(code: int) -> MzdError | None:
+    if code == 0:
+        return None
+    if -code in (errno.ENOSPC, errno.EDQUOT):
+        return MzdError("swap_full", "no space is left where the storage swap lies", errno=-code)
+    reason = os.strerror(-code) if code < 0 else "short write"
+    return MzdError("internal", f"the storage swap cannot be written: {reason}", errno=-code)

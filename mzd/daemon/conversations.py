@@ -1,0 +1,88 @@
+"""Owns the contexts as conversations: names, token ids, how many of them have KV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mzd.errors import MzdError
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One context. The first `computed` of `tokens` have KV, resident or not."""
+
+    name: str
+    tokens: list[int] = field(default_factory=list)
+    computed: int = 0
+    last_used_s: float = 0.0
+
+    def common_prefix(self, tokens: Sequence[int]) -> int:
+        """How many leading ids of `tokens` are this context's own."""
+        known = np.asarray(self.tokens[: len(tokens)], dtype=np.int64)
+        differs = np.nonzero(known != np.asarray(tokens[: len(known)], dtype=np.int64))[0]
+        return int(differs[0]) if len(differs) else len(known)
+
+    def computed_ids(self) -> NDArray[np.uint32]:
+        """(computed,) uint32: the ids whose KV stands."""
+        return np.asarray(self.tokens[: self.computed], dtype=np.uint32)
+
+
+class Conversations:
+    """The daemon's contexts by name; an unknown name is a new one, up to a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._by_name: dict[str, Conversation] = {}
+        self._created = 0
+
+    def __iter__(self) -> Iterator[Conversation]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def open(self, name: str | None) -> Conversation:
+        """The context of that name, made if there is none; no name makes one with a new name.
+
+        Raises:
+            MzdError: `context_limit`.
+        """
+        name = name or self._new_name()
+        if name not in self._by_name:
+            if len(self._by_name) >= self._limit:
+                raise MzdError(
+                    "context_limit",
+                    f"there are {self._limit} contexts already; drop one first",
+                    limit=self._limit,
+                )
+            self._by_name[name] = Conversation(name)
+        return self._by_name[name]
+
+    def find(self, name: str) -> Conversation:
+        """The context of that name.
+
+        Raises:
+            MzdError: `unknown_context`.
+        """
+        if name not in self._by_name:
+            raise MzdError("unknown_context", f"there is no context {name!r}", context=name)
+        return self._by_name[name]
+
+    def last_used(self) -> Conversation | None:
+        """The context that was used last, if there is any."""
+        return max(self._by_name.values(), key=lambda c: c.last_used_s, default=None)
+
+    def forget(self, name: str) -> None:
+        """Take the context off the list."""
+        self._by_name.pop(name, None)
+
+    def _new_name(self) -> str:
+        while True:
+            self._created += 1
+            name = f"context-{self._created}"
+            if name not in self._by_name:
+                return name
