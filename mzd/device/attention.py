@@ -1,0 +1,163 @@
+"""Owns attention on the device: which kernel variant a step takes, and how the context is split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mzd.device.kernel import BoundKernel
+from mzd.device.opencl import OpenClDevice, Program
+from mzd.policy.units import CHUNK_TOKENS
+
+_ONE = (1, 1, 1)
+
+_GROUPS_PER_COMPUTE_UNIT = 4
+"""Work-items a core to aim at by splitting the context: enough that the last one to finish costs little,
+few enough that the partial results stay small."""
+
+_REGISTER_BLOCK_MAX = 12
+"""float8 sums of a register block: with the operands beside them they fill the 16 registers of AVX2."""
+
+_QUERIES_MAX = 32
+"""Queries (tokens x heads of a group) of a work-item: their scores of one chunk, 1 KiB each, fit L1."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The numbers of a model that attention depends on. `head_dim` is a multiple of 8."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one K/V head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def tile_tokens(self) -> int:
+        """Query tokens of one work-item where a step has more than one."""
+        return max(tile for tile in (1, 2, 4, 8) if tile == 1 or tile * self.group <= _QUERIES_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """How one step of `num_tokens` tokens runs.
+
+    Attributes:
+        tile_tokens: query tokens of one work-item.
+        num_splits: parts of the context, merged afterwards if more than one.
+        split_chunks: chunks of one part.
+    """
+
+    num_tokens: int
+    tile_tokens: int
+    num_splits: int
+    split_chunks: int
+
+    @property
+    def num_tiles(self) -> int:
+        """Work-items along the tokens."""
+        return -(-self.num_tokens // self.tile_tokens)
+
+
+def plan_attention(
+    shape: AttentionShape, *, num_tokens: int, context_tokens: int, compute_units: int
+) -> AttentionPlan:
+    """Choose tile and splits for `num_tokens` new tokens that end a context of `context_tokens`.
+
+    Tokens fill the device first; the context is split only as far as they do not.
+    """
+    tile_tokens = 1 if num_tokens == 1 else shape.tile_tokens
+    num_tiles = -(-num_tokens // tile_tokens)
+    num_chunks = -(-context_tokens // CHUNK_TOKENS)
+    wanted = -(-_GROUPS_PER_COMPUTE_UNIT * compute_units // (shape.num_kv_heads * num_tiles))
+    split_chunks = -(-num_chunks // min(wanted, num_chunks))
+    return AttentionPlan(num_tokens, tile_tokens, -(-num_chunks // split_chunks), split_chunks)
+
+
+def partials_bytes(
+    shape: AttentionShape, *, tokens_max: int, context_tokens_max: int, compute_units: int
+) -> int:
+    """Bytes of partial results that the largest step needs, 0 where no step is split."""
+    plans = (
+        plan_attention(shape, num_tokens=n, context_tokens=context_tokens_max, compute_units=compute_units)
+        for n in range(1, tokens_max + 1)
+    )
+    rows = max(plan.num_splits * plan.num_tokens for plan in plans if plan.num_splits > 1 or plan.num_tokens == 1)
+    return rows * shape.num_heads * (2 + shape.head_dim) * 4
+
+
+class Attention:
+    """Attention of one layer: kernels with their arguments set, for any step.
+
+    Args:
+        step_address: (4,) int32: position, tokens, splits, chunks a split; read by the kernels.
+        chunk_table_address: (chunks,) uint64 addresses of the layer's chunks.
+        q_address, out_address: (tokens, num_heads, head_dim) float32.
+        partials_address: room for `partials_bytes`.
+    """
+
+    def __init__(
+        self,
+        device: OpenClDevice,
+        shape: AttentionShape,
+        *,
+        step_address: int,
+        chunk_table_address: int,
+        q_address: int,
+        out_address: int,
+        partials_address: int,
+    ) -> None:
+        self._shape = shape
+        self._by_tile: dict[int, BoundKernel] = {}
+        for tile in {1, shape.tile_tokens}:
+            kernel = device.kernel(_build(device, shape, tile), "attention", follows_pointers=True)
+            for i, address in enumerate(
+                (step_address, chunk_table_address, q_address, out_address, partials_address)
+            ):
+                kernel.set_address(i, address)
+            self._by_tile[tile] = kernel
+        self._merge = device.kernel(_build(device, shape, 1), "attention_merge")
+        for i, address in enumerate((step_address, partials_address, out_address)):
+            self._merge.set_address(i, address)
+
+    def enqueue(self, plan: AttentionPlan) -> None:
+        """Enqueue the step of `plan`, whose numbers are in the step buffer."""
+        size = (self._shape.num_kv_heads, plan.num_tiles, plan.num_splits)
+        self._by_tile[plan.tile_tokens].enqueue(size, _ONE)
+        if plan.num_splits > 1:
+            self._merge.enqueue((self._shape.num_heads, plan.num_tokens, 1), _ONE)
+
+
+def _build(device: OpenClDevice, shape: AttentionShape, tile: int) -> Program:
+    """Build the variant for `tile` tokens a work-item."""
+    queries = tile * shape.group
+    qk_queries, qk_vectors = _register_block(queries, (4, 2, 1))
+    pv_queries, pv_channels = _register_block(queries, (4, 2, 1))
+    return device.build(
+        "attention",
+        HEAD_DIM=shape.head_dim,
+        NUM_KV_HEADS=shape.num_kv_heads,
+        GROUP=shape.group,
+        TILE=tile,
+        CHUNK_TOKENS=CHUNK_TOKENS,
+        QK_QUERIES=qk_queries,
+        QK_VECTORS=qk_vectors,
+        PV_QUERIES=pv_queries,
+        PV_CHANNELS=pv_channels,
+    )
+
+
+def _register_block(queries: int, widths: tuple[int, ...]) -> tuple[int, int]:
+    """Choose (rows, width): rows divide `queries`, and the block needs the fewest loads for its products.
+
+    A block of r rows and w vectors loads r + w operands for r * w products.
+    """
+    blocks = [
+        (rows, width)
+        for rows in range(1, queries + 1)
+        for width in widths
+        if queries % rows == 0 and rows * width <= _REGISTER_BLOCK_MAX
+    ]
+    return min(blocks, key=lambda block: (block[0] + block[1]) / (block[0] * block[1]))
