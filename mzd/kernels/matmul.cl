@@ -153,19 +153,19 @@ kernel WIDE_VECTORS ONE_WORK_ITEM void matmul_wide(
     int rows, int cols, int accumulate, int tokens, int block_tokens) {
     local float16 tile[TILE_COLS * TILE_PAIRS];
     const int blocks = cols / BLOCK_WEIGHTS;
-    const int first_pair = get_group_id(0) * TILE_PAIRS;
-    const int pairs = min(TILE_PAIRS, num_pairs(rows) - first_pair);
+    const int tile_pair = get_group_id(0) * TILE_PAIRS;
+    const int pairs = min(TILE_PAIRS, num_pairs(rows) - tile_pair);
     const int first_token = get_group_id(1) * block_tokens;
     const int last_token = min(tokens, first_token + block_tokens);
     for (int block = 0; block < blocks; block += TILE_BLOCKS) {
         const int tile_blocks = min(TILE_BLOCKS, blocks - block);
         for (int p = 0; p < pairs; p++)
-            fill_tile(tile + p, weight_pair(weights, first_pair + p, rows, cols), block, tile_blocks);
+            fill_tile(tile + p, weight_pair(weights, tile_pair + p, rows, cols), block, tile_blocks);
         for (int token = first_token; token < last_token; token += WIDE_TOKENS)
             for (int p = 0; p < pairs; p += WIDE_PAIRS)
                 multiply_tile(
                     tile + p, x + (size_t)token * cols + block * BLOCK_WEIGHTS, y + (size_t)token * rows,
-                    (first_pair + p) * PAIR_ROWS, rows, cols, tile_blocks * BLOCK_WEIGHTS,
+                    (tile_pair + p) * PAIR_ROWS, rows, cols, tile_blocks * BLOCK_WEIGHTS,
                     last_token - token, accumulate || block > 0);
     }
 }

@@ -1,0 +1,160 @@
+"""Matrix kernels against float64 products of the same weights, at shapes that have tails everywhere."""
+
+from dataclasses import dataclass
+
+import gguf
+import numpy as np
+import pytest
+
+from mzd.device.matmul import Matmul
+from mzd.device.opencl import OpenClDevice
+from mzd.errors import FormatError
+from mzd.formats.ggml_types import GgmlType
+from mzd.formats.weight_layout import repack, unpack
+
+F32_TOLERANCE = 5e-6
+GUARD_FLOATS = 64
+GUARD = np.float32(12345.0)
+
+F32, F16, Q8_0, Q4_0, Q4_1 = GgmlType.F32, GgmlType.F16, GgmlType.Q8_0, GgmlType.Q4_0, GgmlType.Q4_1
+TOKENS = [1, 2, 3, 7, 8, 9, 31, 128, 130]
+SHAPES = [
+    *[(type, rows, cols) for type in (Q8_0, Q4_0, Q4_1) for rows, cols in ((1, 32), (9, 96), (24, 64))],
+    *[(type, rows, cols) for type in (F32, F16) for rows, cols in ((1, 1), (9, 33), (40, 515))],
+    (Q8_0, 8, 576),
+    (Q4_0, 72, 1536),
+    (Q4_1, 192, 576),
+    (Q4_1, 576, 1536),
+    (F16, 17, 576),
+]
+
+
+@dataclass(frozen=True)
+class Shape:
+    type: GgmlType
+    rows: int
+    cols: int
+
+
+@pytest.fixture(scope="module")
+def device():
+    device = OpenClDevice.open()
+    yield device
+    device.close()
+
+
+class Matrix:
+    """Packed random weights in shared memory, with their exact values."""
+
+    def __init__(self, device, type, rows, cols, seed=0):
+        weights = np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32)
+        raw = gguf.quants.quantize(weights, gguf.GGMLQuantizationType(int(type))).view(np.uint8)
+        packed = repack(type, raw, rows, cols)
+        self.shape = Shape(type, rows, cols)
+        self.values = unpack(type, packed, rows, cols).astype(np.float64)
+        self._scratch = device.allocate_scratch(packed.size)
+        self.packed = self._scratch.view(np.uint8, (packed.size,))
+        self.packed[:] = packed
+        self.address = self._scratch.address
+
+    def free(self):
+        self._scratch.free()
+
+
+def multiply(device, matmul, matrix, x, *, y_before=None, accumulate=False):
+    """Run one product; y lies between guards, which have to survive. Returns (tokens, rows) float32."""
+    tokens, rows = len(x), matrix.shape.rows
+    x_scratch = device.allocate_scratch(x.nbytes)
+    x_scratch.view(np.float32, x.shape)[:] = x
+    y_scratch = device.allocate_scratch(4 * (tokens * rows + 2 * GUARD_FLOATS))
+    around = y_scratch.view(np.float32, (tokens * rows + 2 * GUARD_FLOATS,))
+    around[:] = GUARD
+    y = around[GUARD_FLOATS:-GUARD_FLOATS].reshape(tokens, rows)
+    y[:] = np.nan if y_before is None else y_before
+    matmul.enqueue(
+        weights_address=matrix.address,
+        x_address=x_scratch.address,
+        y_address=y_scratch.address + 4 * GUARD_FLOATS,
+        num_tokens=tokens,
+        accumulate=accumulate,
+    )
+    device.finish()
+    result = y.copy()
+    assert (around[:GUARD_FLOATS] == GUARD).all()
+    assert (around[-GUARD_FLOATS:] == GUARD).all()
+    x_scratch.free()
+    y_scratch.free()
+    return result
+
+
+def relative_error(y, expected):
+    """max |dy| / max |y|; NaN wherever y is NaN, so that comparisons fail."""
+    return np.abs(y - expected).max() / np.abs(expected).max()
+
+
+def activations(tokens, cols, seed=1):
+    return np.random.default_rng(seed).standard_normal((tokens, cols)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("type", "rows", "cols"), SHAPES, ids=lambda value: getattr(value, "name", value))
+def test_products_match_float64(device, type, rows, cols):
+    matrix = Matrix(device, type, rows, cols)
+    matmul = Matmul(device, matrix.shape, tokens_max=max(TOKENS))
+    for tokens in TOKENS:
+        x = activations(tokens, cols)
+        y = multiply(device, matmul, matrix, x)
+        assert relative_error(y, x @ matrix.values.T) <= F32_TOLERANCE, f"{tokens} tokens"
+    matrix.free()
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+def test_accumulate_adds_to_what_is_there(device, tokens):
+    matrix = Matrix(device, Q4_1, 41, 576)  # 576 columns: two whole tiles and a partial one
+    matmul = Matmul(device, matrix.shape, tokens_max=tokens)
+    x, before = activations(tokens, 576), activations(tokens, 41, seed=2)
+    y = multiply(device, matmul, matrix, x, y_before=before, accumulate=True)
+    assert relative_error(y, before + x @ matrix.values.T) <= F32_TOLERANCE
+    matrix.free()
+
+
+def test_a_vocabulary_of_rows(device):
+    matrix = Matrix(device, Q8_0, 49152, 576)
+    matmul = Matmul(device, matrix.shape, tokens_max=9)
+    for tokens in (1, 2, 9):
+        x = activations(tokens, 576)
+        assert relative_error(multiply(device, matmul, matrix, x), x @ matrix.values.T) <= F32_TOLERANCE
+    matrix.free()
+
+
+def test_one_call_site_serves_changing_matrices_and_token_counts(device):
+    matrices = [Matrix(device, Q8_0, 24, 64, seed=seed) for seed in range(3)]
+    matmul = Matmul(device, matrices[0].shape, tokens_max=16)
+    for tokens, matrix in zip((16, 1, 3, 1, 16), matrices + matrices, strict=False):
+        x = activations(tokens, 64)
+        assert relative_error(multiply(device, matmul, matrix, x), x @ matrix.values.T) <= F32_TOLERANCE
+    for matrix in matrices:
+        matrix.free()
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 16])
+def test_the_comparison_sees_a_group_that_is_off_by_one(device, tokens):
+    matrix = Matrix(device, Q4_1, 32, 64)
+    matmul = Matmul(device, matrix.shape, tokens_max=tokens)
+    groups = matrix.packed.reshape(4, -1)
+    groups[2:] = groups[1:3].copy()
+    x = activations(tokens, 64)
+    assert relative_error(multiply(device, matmul, matrix, x), x @ matrix.values.T) > 0.1
+    matrix.free()
+
+
+def test_no_tokens_enqueue_nothing_and_too_many_are_refused(device):
+    matmul = Matmul(device, Shape(F32, 8, 8), tokens_max=4)
+    nowhere = {"weights_address": 0, "x_address": 0, "y_address": 0}
+    matmul.enqueue(**nowhere, num_tokens=0)
+    with pytest.raises(ValueError, match="5 tokens, at most 4"):
+        matmul.enqueue(**nowhere, num_tokens=5)
+
+
+def test_types_without_kernels_are_refused(device):
+    with pytest.raises(FormatError, match="Q2_K"):
+        Matmul(device, Shape(GgmlType.Q2_K, 8, 256), tokens_max=1)
