@@ -84,7 +84,9 @@ def partials_bytes(
         plan_attention(shape, num_tokens=n, context_tokens=context_tokens_max, compute_units=compute_units)
         for n in range(1, tokens_max + 1)
     )
-    rows = max(plan.num_splits * plan.num_tokens for plan in plans if plan.num_splits > 1 or plan.num_tokens == 1)
+    rows = max(
+        plan.num_splits * plan.num_tokens for plan in plans if plan.num_splits > 1 or plan.num_tokens == 1
+    )
     return rows * shape.num_heads * (2 + shape.head_dim) * 4
 
 

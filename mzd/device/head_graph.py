@@ -1,0 +1,92 @@
+"""Owns the launches that use the head unit: the embedding of tokens, and the logits."""
+
+from __future__ import annotations
+
+from mzd.device.layer_graph import RmsNorm
+from mzd.device.matmul import Matmul
+from mzd.device.opencl import OpenClDevice
+from mzd.device.step_buffers import StepBuffers
+from mzd.formats.model_config import ModelConfig
+from mzd.formats.weight_layout import group_layout
+from mzd.formats.weight_store import UnitExtent
+
+
+class HeadGraph:
+    """Embedding before the first layer; norm and output matrix after the last.
+
+    Args:
+        extent: where the tensors lie in the head unit; a tied model has no ``output``.
+        buffers: the step's scratch.
+    """
+
+    def __init__(
+        self, device: OpenClDevice, config: ModelConfig, extent: UnitExtent, buffers: StepBuffers
+    ) -> None:
+        self._buffers = buffers
+        self._address: int | None = None
+        embedding = extent.tensor("token_embd")
+        output = embedding if config.tied_output else extent.tensor("output")
+        layout = group_layout(embedding.type, embedding.cols)
+        program = device.build(
+            "embedding",
+            COLS=embedding.cols,
+            GROUP_BYTES=layout.size_bytes,
+            HEADER_BYTES=layout.header_bytes,
+            **{f"TYPE_{embedding.type.name}": 1},
+        )
+        self._embed = device.kernel(program, "embed")
+        self._embed.set_address(0, buffers.address("tokens"))
+        self._embed.set_address(2, buffers.address("x"))
+        self._norm = RmsNorm(
+            device,
+            config.hidden_size,
+            config.rms_eps,
+            x_address=buffers.address("x"),
+            y_address=buffers.address("normed"),
+        )
+        self._matmul = Matmul(device, output, tokens_max=len(buffers.logits))
+        self._embedding_offset = embedding.offset_bytes
+        self._norm_offset = extent.tensor("output_norm").offset_bytes
+        self._output_offset = output.offset_bytes
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the head unit is resident."""
+        return self._address is not None
+
+    def bind(self, address: int) -> None:
+        """Use the resident head unit at `address`."""
+        self._address = address
+
+    def unbind(self) -> None:
+        """Forget the unit, which is about to go."""
+        self._address = None
+
+    def enqueue_embedding(self, num_tokens: int) -> None:
+        """Enqueue the embedding of the step's tokens into x.
+
+        Raises:
+            RuntimeError: the head unit is not bound.
+        """
+        self._embed.set_address(1, self._bound_address() + self._embedding_offset)
+        self._embed.enqueue((num_tokens,), (1,))
+
+    def enqueue_logits(self, *, first_token: int, num_tokens: int) -> None:
+        """Enqueue the logits of `num_tokens` tokens of the step into rows 0 and on.
+
+        Raises:
+            RuntimeError: the head unit is not bound.
+        """
+        address = self._bound_address()
+        self._norm.enqueue(address + self._norm_offset, num_tokens, first_row=first_token)
+        self._matmul.enqueue(
+            weights_address=address + self._output_offset,
+            x_address=self._buffers.address("normed"),
+            y_address=self._buffers.address("logits"),
+            num_tokens=num_tokens,
+        )
+
+    def _bound_address(self) -> int:
+        if self._address is None:
+            raise RuntimeError("head enqueued while its unit is not resident")
+        return self._address

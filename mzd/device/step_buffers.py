@@ -1,0 +1,145 @@
+"""Owns the scratch memory of a step: what lies where, and the host's views of what it writes and reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mzd.device.attention import AttentionShape, partials_bytes
+from mzd.device.opencl import OpenClDevice
+from mzd.formats.model_config import ModelConfig
+from mzd.policy.units import CHUNK_TOKENS
+
+_ALIGNMENT_BYTES = 128
+"""Two cache lines: buffers that different cores write never share one, nor an adjacent pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step: `tokens` new tokens, ending a context of `context_tokens`, `logit_rows` of output."""
+
+    tokens: int
+    context_tokens: int
+    logit_rows: int
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of one layer."""
+        return -(-self.context_tokens // CHUNK_TOKENS)
+
+
+def place(kept: Mapping[str, int], phases: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], int]:
+    """Lay out buffers of the given sizes in bytes.
+
+    `kept` live through the whole step; the buffers of one phase are dead in every other phase, so the
+    phases lie over each other.
+
+    Returns:
+        (offset of each buffer, multiples of 128; total size), in bytes.
+    """
+    offsets, end = _place_row(kept, begin=0)
+    ends = [end]
+    for phase in phases:
+        phase_offsets, phase_end = _place_row(phase, begin=end)
+        offsets |= phase_offsets
+        ends.append(phase_end)
+    return offsets, max(ends)
+
+
+def _place_row(sizes: Mapping[str, int], *, begin: int) -> tuple[dict[str, int], int]:
+    """Place buffers one after the other; return offsets and the end, both aligned."""
+    offsets = {}
+    for name, size_bytes in sizes.items():
+        offsets[name] = begin
+        begin += -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    return offsets, begin
+
+
+class StepBuffers:
+    """One scratch allocation, cut up for `config` and `limits`.
+
+    Attributes (views into shared memory, written by the host only while no step runs):
+        step: (4,) int32: position, tokens, splits, chunks a split.
+        tokens: (tokens,) int32.
+        angles: (tokens, 2, rotating pairs) float32.
+        chunk_tables: (layers, chunks) uint64 addresses.
+        x: (tokens, hidden) float32, the residual stream.
+        logits: (logit rows, vocab) float32.
+    """
+
+    def __init__(self, device: OpenClDevice, config: ModelConfig, limits: StepLimits) -> None:
+        kept = _kept_sizes(config, limits)
+        phases = (_attention_sizes(device, config, limits), _mlp_sizes(config, limits))
+        self._offsets, size_bytes = place(kept, phases)
+        self._scratch = device.allocate_scratch(size_bytes)
+        self._table_bytes = limits.chunks * 8
+        self.step: NDArray[np.int32] = self._view("step", np.int32, (4,))
+        self.tokens: NDArray[np.int32] = self._view("tokens", np.int32, (limits.tokens,))
+        self.angles: NDArray[np.float32] = self._view(
+            "angles", np.float32, (limits.tokens, 2, config.rope.dimensions // 2)
+        )
+        self.chunk_tables: NDArray[np.uint64] = self._view(
+            "chunk_tables", np.uint64, (config.num_layers, limits.chunks)
+        )
+        self.x: NDArray[np.float32] = self._view("x", np.float32, (limits.tokens, config.hidden_size))
+        self.logits: NDArray[np.float32] = self._view(
+            "logits", np.float32, (limits.logit_rows, config.vocab_size)
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole allocation."""
+        return self._scratch.size_bytes
+
+    def address(self, name: str) -> int:
+        """Address of a buffer."""
+        return self._scratch.address + self._offsets[name]
+
+    def chunk_table_address(self, layer: int) -> int:
+        """Address of one layer's row of `chunk_tables`."""
+        return self.address("chunk_tables") + layer * self._table_bytes
+
+    def free(self) -> None:
+        """Give the memory back; no step may be running."""
+        self._scratch.free()
+
+    def _view(self, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
+        return self._scratch.view(dtype, shape, offset_bytes=self._offsets[name])
+
+
+def attention_shape(config: ModelConfig) -> AttentionShape:
+    """What attention needs to know of a model."""
+    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim)
+
+
+def _kept_sizes(config: ModelConfig, limits: StepLimits) -> dict[str, int]:
+    return {
+        "step": 4 * 4,
+        "tokens": limits.tokens * 4,
+        "angles": limits.tokens * config.rope.dimensions * 4,
+        "chunk_tables": config.num_layers * limits.chunks * 8,
+        "x": limits.tokens * config.hidden_size * 4,
+        "normed": limits.tokens * config.hidden_size * 4,
+        "logits": limits.logit_rows * config.vocab_size * 4,
+    }
+
+
+def _attention_sizes(device: OpenClDevice, config: ModelConfig, limits: StepLimits) -> dict[str, int]:
+    q_bytes = limits.tokens * config.size("q") * 4
+    kv_bytes = limits.tokens * config.size("kv") * 4
+    partials = partials_bytes(
+        attention_shape(config),
+        tokens_max=limits.tokens,
+        context_tokens_max=limits.context_tokens,
+        compute_units=device.compute_units,
+    )
+    return {"q": q_bytes, "k": kv_bytes, "v": kv_bytes, "attended": q_bytes, "partials": partials}
+
+
+def _mlp_sizes(config: ModelConfig, limits: StepLimits) -> dict[str, int]:
+    ffn_bytes = limits.tokens * config.ffn_size * 4
+    return {"gate": ffn_bytes, "up": ffn_bytes}
