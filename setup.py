@@ -13,10 +13,14 @@ setup(
             sources=sorted(str(path) for path in NATIVE.glob("*.c")),
             depends=sorted(str(path) for path in NATIVE.glob("*.h")),
             include_dirs=[str(NATIVE)],
-            define_macros=[("Py_LIMITED_API", "0x030B0000"), ("_GNU_SOURCE", "1"), ("_FILE_OFFSET_BITS", "64")],
+            define_macros=[
+                ("Py_LIMITED_API", "0x030B0000"),
+                ("_GNU_SOURCE", "1"),
+                ("_FILE_OFFSET_BITS", "64"),
+            ],
             # No -march: SIMD files carry their own target attributes and are chosen at run time.
             # No contraction: every path must give the same bits, and gcc contracts by default.
-            extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"],
+            extra_compile_args="-std=c11 -O3 -ffp-contract=off -fvisibility=hidden -Wall -Wextra".split(),
             py_limited_api=True,
             optional=True,  # without a compiler the package still installs, on `mzd.native`'s NumPy paths
         )
