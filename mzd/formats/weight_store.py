@@ -174,7 +174,7 @@ def decode_header(block: bytes, file_bytes: int) -> IndexPlace:
         FormatError: `weights_unavailable`; no store, or a damaged one.
     """
     if len(block) < _HEADER.size or not block.startswith(MAGIC):
-        raise _damaged(f"not a weight store: {file_bytes} bytes, first bytes {block[:8].hex(' ') or 'none'}")
+        raise _damaged(f"its {file_bytes} bytes begin with {block[:8].hex(' ') or 'nothing'}")
     _, version, layout, offset_bytes, size_bytes, digest = _HEADER.unpack_from(block)
     if (version, layout) != (FORMAT_VERSION, LAYOUT_VERSION):
         raise StoreVersionError(
@@ -335,4 +335,4 @@ def _field(fields: dict[str, Any], key: str, kind: type[_T]) -> _T:
 
 
 def _damaged(reason: str) -> FormatError:
-    return FormatError(f"the weight store is damaged: {reason}", code="weights_unavailable")
+    return FormatError(f"damaged weight store: {reason}", code="weights_unavailable")

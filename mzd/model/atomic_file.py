@@ -63,7 +63,7 @@ class AtomicFile:
             os.fsync(self.fd)
             self._temporary.rename(self._path)
             self._temporary = None
-            _sync_directory(self._path.parent)
+            sync_directory(self._path.parent)
         except OSError as error:
             raise self._cannot_write(error) from error
 
@@ -90,7 +90,7 @@ class AtomicFile:
         )
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """A rename is on the disk only when its directory is."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -196,4 +196,4 @@ def _write_index(store: AtomicFile, index: StoreIndex, offset_bytes: int) -> Non
 
 
 def _crc32c(data: NDArray[np.uint8], seed: int) -> int:
-    return _native.crc32c_buffer(data, seed)
+    return _native.crc32c_buffer(data.data, seed)

@@ -1,0 +1,312 @@
+"""Owns the models directory: one directory a model, with its weight store and where it came from."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mzd.errors import MzdError
+from mzd.model.atomic_file import PARTIAL_SUFFIX, AtomicFile, sync_directory
+from mzd.model.importer import import_gguf
+from mzd.model.source_file import Progress
+from mzd.model.weight_store import WeightStore
+
+GGUF_NAME = "model.gguf"
+STORE_NAME = "weights.mzw"
+ORIGIN_NAME = "source.json"
+NAME_MAX = 64
+
+_NAME = re.compile(
+    rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}"
+)  # a leading dot is our own, unfinished work
+_STAGING_PREFIX = ".new-"
+_ORIGIN_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOrigin:
+    """Where a model came from, and the GGUF file that its store was made of.
+
+    Attributes:
+        source: `pypi:REQUIREMENT`, `hf:OWNER/REPO/FILE`, or `file:PATH`.
+        path: the GGUF file; absolute if it lies outside the library, else a name in the model's directory.
+        size_bytes, mtime_ns: of that file, to notice that it has changed.
+        sha256: of its contents, in hex.
+    """
+
+    source: str
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledModel:
+    """A model in the library; its store may have to be made anew, which `ModelLibrary.resolve` sees to."""
+
+    name: str
+    directory: Path
+    origin: ModelOrigin
+
+    @property
+    def store_path(self) -> Path:
+        """The weight store."""
+        return self.directory / STORE_NAME
+
+    @property
+    def gguf_path(self) -> Path:
+        """The GGUF file that the store was made of; it may be gone if it lies outside the library."""
+        return self.directory / self.origin.path  # an absolute path stays as it is
+
+
+def models_directory(environ: Mapping[str, str]) -> Path:
+    """`$MZD_HOME/models`, where MZD_HOME defaults to `$XDG_DATA_HOME/mzd`, else `~/.local/share/mzd`."""
+    home = environ.get("MZD_HOME")
+    if home:
+        return Path(home) / "models"
+    data = environ.get("XDG_DATA_HOME") or Path(environ.get("HOME") or Path.home()) / ".local/share"
+    return Path(data) / "mzd" / "models"
+
+
+def checked_name(name: str) -> str:
+    """`name`, if a model may be called that. Raises MzdError `invalid_params`."""
+    if not _NAME.fullmatch(name):
+        raise MzdError(
+            "invalid_params",
+            f"{name!r:.80} is no name for a model: 1 to {NAME_MAX} letters, digits, dots, dashes or "
+            "underscores, not beginning with a dot",
+            name=name[:80],
+        )
+    return name
+
+
+def name_from_file(path: Path) -> str:
+    """A valid model name from that of a GGUF file."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name.removesuffix(".gguf")).lstrip(".")
+    return stem[:NAME_MAX] or "model"
+
+
+class ModelLibrary:
+    """The models below one directory; several processes may use it at once.
+
+    A directory is a model when its `source.json` is there, which is written last: an interrupted download
+    or import is none. One change at a time, by a lock on the library's own directory.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def models(self) -> tuple[InstalledModel, ...]:
+        """All models, by name."""
+        if not self.root.is_dir():
+            return ()
+        names = sorted(entry.name for entry in self.root.iterdir() if _NAME.fullmatch(entry.name))
+        return tuple(model for name in names if (model := self._installed(name)) is not None)
+
+    def find(self, name: str) -> InstalledModel:
+        """The model of this name. Raises MzdError `not_found` naming those that there are."""
+        model = self._installed(checked_name(name))
+        if model is None:
+            names = [model.name for model in self.models()]
+            raise MzdError(
+                "not_found",
+                f"there is no model {name!r}; installed: {', '.join(names) or 'none'} (mzd pull, mzd import)",
+                name=name,
+                installed=names,
+            )
+        return model
+
+    def resolve(self, name_or_path: str, *, progress: Progress | None = None) -> InstalledModel:
+        """A model that is ready to open.
+
+        Args:
+            name_or_path: a name in the library, or a GGUF file (with a slash or ending in `.gguf`), which
+                is imported if it is new or has changed.
+            progress: of an import, if one is needed: (done_bytes, total_bytes).
+
+        Raises:
+            MzdError: `not_found`; else as `import_gguf`.
+        """
+        if "/" in name_or_path or name_or_path.endswith(".gguf"):
+            return self._resolve_file(Path(name_or_path).absolute(), progress)
+        model = self.find(name_or_path)
+        return model if self.is_ready(model) else self._remake(model, progress)
+
+    def import_file(
+        self, path: Path, name: str | None = None, *, progress: Progress | None = None
+    ) -> InstalledModel:
+        """Import a GGUF file where it lies (it is not copied); another model of that name is replaced.
+
+        Nothing is done where the model is there and the file unchanged, so that a daemon that serves it
+        keeps the store that it has open.
+
+        Args:
+            name: default: from the file's name, or, where a model from elsewhere has that, with a suffix.
+
+        Raises:
+            MzdError: `invalid_params` for the name; else as `import_gguf`.
+        """
+        path = path.absolute()
+        name = self._free_name(path) if name is None else checked_name(name)
+        with self.staging() as directory:
+            model = self._made_from(path, name)  # perhaps by another process, while we waited for the lock
+            return model or self.install(name, directory, f"file:{path}", path, progress=progress)
+
+    @contextmanager
+    def staging(self) -> Iterator[Path]:
+        """A new directory inside the library for what is to become a model, while the library is locked."""
+        with _locked(self.root):
+            self._remove_leftovers()
+            directory = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=self.root))
+            try:
+                yield directory
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
+
+    def install(
+        self, name: str, staging: Path, source: str, gguf_path: Path, *, progress: Progress | None = None
+    ) -> InstalledModel:
+        """Make the store of `gguf_path` and turn the staging directory into the model `name`.
+
+        Args:
+            staging: from `staging()`; a `model.gguf` in it becomes part of the model.
+            source: as `ModelOrigin.source`.
+        """
+        directory = self.root / name
+        index = import_gguf(gguf_path, staging / STORE_NAME, progress=progress)
+        path = GGUF_NAME if gguf_path in (staging / GGUF_NAME, directory / GGUF_NAME) else str(gguf_path)
+        status = gguf_path.stat()
+        origin = ModelOrigin(source, path, status.st_size, status.st_mtime_ns, index.source.sha256)
+        _write_origin(staging / ORIGIN_NAME, origin)
+        _publish(staging, directory)
+        if path != GGUF_NAME:  # of a model that had the name before
+            (directory / GGUF_NAME).unlink(missing_ok=True)
+        return InstalledModel(name, directory, origin)
+
+    def is_ready(self, model: InstalledModel) -> bool:
+        """Whether the model's store is there, whole, of this version, and made of the recorded file."""
+        try:
+            with WeightStore.open(model.store_path) as store:
+                return store.index.source.sha256 == model.origin.sha256
+        except MzdError:
+            return False
+
+    def _installed(self, name: str) -> InstalledModel | None:
+        directory = self.root / name
+        origin = _read_origin(directory / ORIGIN_NAME)
+        return None if origin is None else InstalledModel(name, directory, origin)
+
+    def _resolve_file(self, path: Path, progress: Progress | None) -> InstalledModel:
+        name = self._free_name(path)
+        return self._made_from(path, name) or self.import_file(path, name, progress=progress)
+
+    def _made_from(self, path: Path, name: str) -> InstalledModel | None:
+        """The model `name` if it is ready and was made from the file as it is now."""
+        model = self._installed(name)
+        if model is None or model.origin.source != f"file:{path}" or not _is_unchanged(path, model.origin):
+            return None
+        return model if self.is_ready(model) else None
+
+    def _remake(self, model: InstalledModel, progress: Progress | None) -> InstalledModel:
+        """Make a store anew that is missing, damaged or of another version."""
+        if not model.gguf_path.is_file():
+            raise MzdError(
+                "weights_unavailable",
+                f"the weight store of {model.name!r} must be made anew, and {model.gguf_path} is gone; "
+                f"it came from {model.origin.source}",
+                name=model.name,
+                source=model.origin.source,
+            )
+        with self.staging() as directory:
+            gguf_path = model.gguf_path
+            return self.install(model.name, directory, model.origin.source, gguf_path, progress=progress)
+
+    def _free_name(self, path: Path) -> str:
+        """The name for a file: that of the model already made from it, else one that no other model has."""
+        name = name_from_file(path)
+        model = self._installed(name)
+        if model is None or model.origin.source == f"file:{path}":
+            return name
+        suffix = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
+        return f"{name[: NAME_MAX - 9]}-{suffix}"
+
+    def _remove_leftovers(self) -> None:
+        """Delete what killed processes left; with the lock held nobody is using it."""
+        for leftover in self.root.glob(f"{_STAGING_PREFIX}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        for leftover in self.root.glob(f"*/.*{PARTIAL_SUFFIX}"):
+            leftover.unlink(missing_ok=True)
+
+
+def _publish(staging: Path, directory: Path) -> None:
+    """Move a finished model into place: at once if it is new, else file by file, `source.json` last."""
+    if directory.exists():
+        for name in (GGUF_NAME, STORE_NAME, ORIGIN_NAME):
+            if (staging / name).exists():
+                (staging / name).replace(directory / name)
+    else:
+        staging.rename(directory)
+    sync_directory(directory)
+    sync_directory(directory.parent)
+
+
+def _is_unchanged(path: Path, origin: ModelOrigin) -> bool:
+    try:
+        status = path.stat()
+    except OSError:
+        return False  # importing it will say what is wrong
+    return (status.st_size, status.st_mtime_ns) == (origin.size_bytes, origin.mtime_ns)
+
+
+def _write_origin(path: Path, origin: ModelOrigin) -> None:
+    with AtomicFile(path) as file:
+        file.write_at(0, json.dumps(asdict(origin), indent=2).encode())
+        file.commit()
+
+
+def _read_origin(path: Path) -> ModelOrigin | None:
+    """What `_write_origin` wrote, or None if that is not what lies there."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with open(fd, "rb") as file:
+        data = file.read(_ORIGIN_BYTES_MAX)
+    try:
+        fields = json.loads(data)
+        return ModelOrigin(
+            str(fields["source"]),
+            str(fields["path"]),
+            int(fields["size_bytes"]),
+            int(fields["mtime_ns"]),
+            str(fields["sha256"]),
+        )
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the exclusive lock of a directory, made if missing; waits for other processes."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise MzdError(
+            "weights_unavailable", f"cannot use {directory} for models: {error.strerror}", path=str(directory)
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
