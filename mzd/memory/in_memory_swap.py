@@ -1,0 +1,155 @@
+"""Owns the in-memory swap: compressed chunks as a stack of segments that shrinks as it is popped."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from dataclasses import dataclass, field
+
+from mzd import native
+from mzd.errors import MzdError
+from mzd.memory.huge_pages import forbid_huge_pages
+
+SEGMENT_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """Memory of one payload, told apart by identity.
+
+    Attributes:
+        address: of the first byte; a multiple of 4096, so that direct I/O can take it.
+        size_bytes: of the payload. The memory goes on to the end of its page.
+    """
+
+    address: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwapStatistics:
+    """Attributes:
+    num_payloads: slots that are not released.
+    payload_bytes: sum of their sizes.
+    resident_bytes: the same in whole pages: what the swap costs.
+    reserved_bytes: address space of all segments.
+    """
+
+    num_payloads: int
+    payload_bytes: int
+    resident_bytes: int
+    reserved_bytes: int
+
+
+def _pages(size_bytes: int) -> int:
+    return -(-size_bytes // native.PAGE_BYTES) * native.PAGE_BYTES
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """One mapping, filled from its start; `slots` are those up to the highest live one, in push order."""
+
+    memory: mmap.mmap
+    address: int
+    size_bytes: int
+    slots: list[Slot] = field(default_factory=list)
+
+    @property
+    def top(self) -> int:
+        """Address behind the highest live slot."""
+        return self.slots[-1].address + _pages(self.slots[-1].size_bytes) if self.slots else self.address
+
+    @property
+    def room_bytes(self) -> int:
+        return self.address + self.size_bytes - self.top
+
+
+class InMemorySwap:
+    """A stack of payload slots. Only its owner calls it; whoever encodes or decodes works on the addresses.
+
+    `push` touches nothing: a segment is address space, and becomes resident page by page as payloads are
+    written. A slot begins on a page of its own, which wastes half a page on average (2 % of a small
+    payload) and buys that a released slot's memory is gone at once, in whatever order slots go, and that
+    CompKV can write slots to flash directly.
+
+    Args:
+        segment_bytes: address space to take at a time; a longer payload gets a segment of its own.
+    """
+
+    def __init__(self, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._segment_bytes = _pages(segment_bytes)
+        self._segments: list[_Segment] = []
+        self._live: dict[Slot, _Segment] = {}
+        self._payload_bytes = 0
+        self._resident_bytes = 0
+
+    def push(self, size_bytes: int) -> Slot:
+        """Get a slot on top of the stack for a payload of `size_bytes`.
+
+        Raises:
+            MzdError: `insufficient_memory`; the system maps no further segment.
+            ValueError: `size_bytes` is not positive.
+        """
+        if size_bytes <= 0:
+            raise ValueError("a payload has at least one byte")
+        segment = self._segments[-1] if self._segments else None
+        if segment is None or segment.room_bytes < size_bytes:
+            segment = _map_segment(max(self._segment_bytes, _pages(size_bytes)))
+            self._segments.append(segment)
+        slot = Slot(segment.top, size_bytes)
+        segment.slots.append(slot)
+        self._live[slot] = segment
+        self._count(slot, +1)
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """Drop a payload: its pages leave the resident set now. The top slot is the usual one to go.
+
+        Raises:
+            RuntimeError: the slot was released before, or is another swap's.
+        """
+        segment = self._live.pop(slot, None)
+        if segment is None:
+            raise RuntimeError(f"the slot at {slot.address:#x} is not in use")
+        self._count(slot, -1)
+        while segment.slots and segment.slots[-1] not in self._live:
+            segment.slots.pop()
+        if segment.slots:
+            self._drop_pages(slot)
+        else:
+            self._segments.remove(segment)
+            segment.memory.close()
+
+    @staticmethod
+    def _drop_pages(slot: Slot) -> None:
+        code = native.release(slot.address, _pages(slot.size_bytes))
+        if code:
+            raise OSError(-code, f"cannot release pages: {os.strerror(-code)}")
+
+    def _count(self, slot: Slot, sign: int) -> None:
+        self._payload_bytes += sign * slot.size_bytes
+        self._resident_bytes += sign * _pages(slot.size_bytes)
+
+    def statistics(self) -> SwapStatistics:
+        """Count what is held now. A slot counts from `push` on, though its pages come with the payload."""
+        return SwapStatistics(
+            num_payloads=len(self._live),
+            payload_bytes=self._payload_bytes,
+            resident_bytes=self._resident_bytes,
+            reserved_bytes=sum(segment.size_bytes for segment in self._segments),
+        )
+
+
+def _map_segment(size_bytes: int) -> _Segment:
+    try:
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MzdError(
+            "insufficient_memory",
+            f"the system maps no {size_bytes} bytes for compressed chunks: {error.strerror}",
+            requested_bytes=size_bytes,
+        ) from error
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    forbid_huge_pages(address, size_bytes)  # or the first payload could make 2 MiB resident
+    return _Segment(memory, address, size_bytes)
