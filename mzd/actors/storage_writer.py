@@ -36,15 +36,14 @@ class StorageWriter:
 
 def _checksum_and_write(batch: WriteChunks) -> ChunksWritten:
     """Runs in a thread; the checksum is taken from memory, so that a bad write shows at the read."""
-    crcs = np.array(
-        [
-            native.crc32c(int(address), int(size), int(seed))
-            for address, size, seed in zip(batch.addresses, batch.crc_sizes, batch.crc_seeds, strict=True)
-        ],
-        dtype=np.uint32,
+    crcs = [write.checksum(address) for write, address in zip(batch.writes, batch.addresses, strict=True)]
+    results = native.write_extents(
+        batch.writes[0].fd,
+        np.array([write.offset_bytes for write in batch.writes], np.uint64),
+        np.array(batch.addresses, np.uint64),
+        np.array([write.size_bytes for write in batch.writes], np.uint64),
     )
-    results = native.write_extents(batch.fd, batch.offsets, batch.addresses, batch.sizes)
-    return ChunksWritten(crcs, tuple(_write_error(int(code)) for code in results))
+    return ChunksWritten(batch.batch_id, tuple(crcs), tuple(_write_error(int(code)) for code in results))
 
 
 def _write_error(code: int) -> MzdError | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -151,7 +150,6 @@ class Generation:
     max_tokens: int
     num_logprobs: int
     stops: StopStrings
-    request: str
     notify: Notify | None
     said: Callable[[str], None]
     timings: Timings
@@ -171,12 +169,12 @@ class Generation:
         self._forget_behind(prompt, reused)
         try:
             logits = await self._prefill_with_retry(prompt, reused, known)
-            self.timings.prefilled_s = time.monotonic()
+            self.timings.prefilled_s = trio.current_time()
             await self._decode(logits)
         finally:
             with trio.CancelScope(shield=True):
                 await self.compute.finish(self.conversation.name, self.conversation.computed_ids())
-        self.timings.ended_s = time.monotonic()
+        self.timings.ended_s = trio.current_time()
 
     def _forget_behind(self, prompt: list[int], reused: int) -> None:
         self.conversation.tokens = list(prompt)
@@ -228,7 +226,7 @@ class Generation:
             await restore.outcome.get()
         except MzdError:
             return  # the step over these units fails with the same error and tells
-        self.timings.restored_s = time.monotonic()
+        self.timings.restored_s = trio.current_time()
         if total:
             await self._tell("restoring", total, total)
 
@@ -248,7 +246,7 @@ class Generation:
     async def _tell(self, phase: str, done: int, total: int) -> None:
         if self.notify is not None:
             await self.notify(
-                "progress", {"request": self.request, "phase": phase, "done": done, "total": total}
+                "progress", {"phase": phase, "done": done, "total": total}
             )
 
     async def _decode(self, logits: NDArray[np.float32]) -> None:
@@ -257,7 +255,7 @@ class Generation:
             token = self.sampler.sample(logits)
             self._note(token, logits)
             if count == 0:
-                self.timings.first_token_s = time.monotonic()
+                self.timings.first_token_s = trio.current_time()
             if token in self.tokenizer.end_tokens:
                 self.answer.finish_reason = "stop"
                 break
@@ -304,7 +302,7 @@ class Generation:
         self.answer.text += text
         self.said(self.answer.text)
         if self.notify is not None:
-            await self.notify("token", {"request": self.request, "text": text, "token": token})
+            await self.notify("token", {"text": text, "token": token})
 
     async def _next_logits(self, token: int) -> NDArray[np.float32]:
         position = len(self.conversation.tokens) - 1

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mzd.errors import MzdError
+from mzd.memory.swap_file import SlotWrite
 from mzd.messages.reply import Reply
-from mzd.policy.units import KvUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class CompressChunks:
     The compressor owns the chunks' memory from `send` on; afterwards it is unpopulated.
     """
 
-    units: tuple[KvUnit, ...]
+    batch_id: int
     addresses: NDArray[np.uint64]
     payloads: NDArray[np.uint64]
     chunk_bytes: int
@@ -68,27 +68,25 @@ class CompressChunks:
 class ChunksCompressed:
     """`encoded[i]` is False where a chunk holds Inf or NaN: it is untouched and still resident."""
 
+    batch_id: int
     encoded: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WriteChunks:
-    """Write chunks, or their payloads, to their slots of a context's swap file."""
+    """Write chunks, or their payloads, to their slots of one context's swap file."""
 
-    units: tuple[KvUnit, ...]
-    fd: int
-    offsets: NDArray[np.uint64]
-    addresses: NDArray[np.uint64]
-    sizes: NDArray[np.uint64]
-    crc_sizes: NDArray[np.uint64]
-    crc_seeds: NDArray[np.uint32]
+    batch_id: int
+    addresses: tuple[int, ...]
+    writes: tuple[SlotWrite, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ChunksWritten:
     """`crcs[i]` of a written chunk; `errors[i]` is None where the write succeeded."""
 
-    crcs: NDArray[np.uint32]
+    batch_id: int
+    crcs: tuple[int, ...]
     errors: tuple[MzdError | None, ...]
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mzd.errors import MzdError
 from mzd.memory.staging import StagingBuffer
+from mzd.memory.swap_file import StoredChunk
 from mzd.messages.reply import Reply
 from mzd.policy.units import LayerIndex, UnitId
 
@@ -100,7 +101,7 @@ class ReadUnits:
 
     `crc_seeds` and `crcs` check content and place. With `staging`, the addresses lie in it and
     what was read are payloads: they go on to the decompressor for `decode_addresses`, and the
-    staging buffer goes with them.
+    staging buffer goes with them. `holds` keeps the files open until the read has ended.
     """
 
     restore_id: int
@@ -113,6 +114,7 @@ class ReadUnits:
     crc_sizes: NDArray[np.uint64]
     crc_seeds: NDArray[np.uint32]
     crcs: NDArray[np.uint32]
+    holds: tuple[StoredChunk, ...] = ()
     staging: StagingBuffer | None = None
     decode_addresses: Addresses | None = None
 
