@@ -68,26 +68,30 @@ def plan_attention(
 
     Tokens fill the device first; the context is split only as far as they do not.
     """
-    tile_tokens = 1 if num_tokens == 1 else shape.tile_tokens
-    num_tiles = -(-num_tokens // tile_tokens)
+    tile_tokens = _tile_tokens(shape, num_tokens)
     num_chunks = -(-context_tokens // CHUNK_TOKENS)
-    wanted = -(-_GROUPS_PER_COMPUTE_UNIT * compute_units // (shape.num_kv_heads * num_tiles))
-    split_chunks = -(-num_chunks // min(wanted, num_chunks))
+    split_chunks = -(-num_chunks // min(_splits_wanted(shape, num_tokens, compute_units), num_chunks))
     return AttentionPlan(num_tokens, tile_tokens, -(-num_chunks // split_chunks), split_chunks)
 
 
 def partials_bytes(
     shape: AttentionShape, *, tokens_max: int, context_tokens_max: int, compute_units: int
 ) -> int:
-    """Bytes of partial results that the largest step needs, 0 where no step is split."""
-    plans = (
-        plan_attention(shape, num_tokens=n, context_tokens=context_tokens_max, compute_units=compute_units)
-        for n in range(1, tokens_max + 1)
-    )
-    rows = max(
-        plan.num_splits * plan.num_tokens for plan in plans if plan.num_splits > 1 or plan.num_tokens == 1
-    )
+    """Bytes of partial results that any step needs, 0 where none is split."""
+    chunks_max = -(-context_tokens_max // CHUNK_TOKENS)
+    splits = {n: min(_splits_wanted(shape, n, compute_units), chunks_max) for n in range(1, tokens_max + 1)}
+    rows = max(n * num_splits if num_splits > 1 else 0 for n, num_splits in splits.items())
     return rows * shape.num_heads * (2 + shape.head_dim) * 4
+
+
+def _tile_tokens(shape: AttentionShape, num_tokens: int) -> int:
+    return 1 if num_tokens == 1 else shape.tile_tokens
+
+
+def _splits_wanted(shape: AttentionShape, num_tokens: int, compute_units: int) -> int:
+    """Splits of the context that fill the device, however many chunks there are."""
+    num_tiles = -(-num_tokens // _tile_tokens(shape, num_tokens))
+    return -(-_GROUPS_PER_COMPUTE_UNIT * compute_units // (shape.num_kv_heads * num_tiles))
 
 
 class Attention:

@@ -1,0 +1,157 @@
+"""Attention over chunk tables against float64, at every kind of edge: tiles, splits, chunks, masks."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from mzd.device.attention import Attention, AttentionShape, partials_bytes, plan_attention
+from tests.reference.model import attend
+
+TOLERANCE = 2e-5
+
+FIXTURE = AttentionShape(4, 2, 32)
+SMOLLM2 = AttentionShape(9, 3, 64)
+WIDE = AttentionShape(8, 1, 128)
+ODD = AttentionShape(7, 1, 40)
+
+
+class Context:
+    """Random queries over a random context, its chunks in any order in one piece of shared memory.
+
+    What lies past the context's end is not zero: a context that was cut back leaves old keys there.
+    """
+
+    def __init__(self, device, shape, num_tokens, context_tokens, *, compute_units=None, scale=1.0):
+        self.device, self.shape = device, shape
+        self.plan = plan_attention(
+            shape,
+            num_tokens=num_tokens,
+            context_tokens=context_tokens,
+            compute_units=compute_units or device.compute_units,
+        )
+        rng = np.random.default_rng(num_tokens * 10007 + context_tokens)
+        num_chunks = -(-context_tokens // 256)
+        heads, dim = shape.num_kv_heads, shape.head_dim
+        self.k = (scale * rng.standard_normal((heads, num_chunks * 256, dim))).astype(np.float16)
+        self.v = rng.standard_normal((heads, num_chunks * 256, dim)).astype(np.float16)
+        self.q = (scale * rng.standard_normal((num_tokens, shape.num_heads, dim))).astype(np.float32)
+        self.context_tokens = context_tokens
+        self.chunk_bytes = 256 * heads * dim * 4
+        self.chunks = device.allocate_scratch(num_chunks * self.chunk_bytes)
+        self.table = rng.permutation(num_chunks)
+        self._store_chunks()
+
+    def _store_chunks(self):
+        heads, dim = self.shape.num_kv_heads, self.shape.head_dim
+        for chunk, place in enumerate(self.table):
+            tokens = slice(256 * chunk, 256 * chunk + 256)
+            k = self.k[:, tokens].reshape(heads, 8, 32, dim).transpose(0, 1, 3, 2)
+            v = self.v[:, tokens].transpose(0, 2, 1)
+            view = self.chunks.view(np.float16, (2, k.size), offset_bytes=int(place) * self.chunk_bytes)
+            view[0], view[1] = k.reshape(-1), v.reshape(-1)
+
+    def run(self):
+        """Enqueue, finish, and return (tokens, heads, head_dim) float32."""
+        sizes = [16, 8 * len(self.table), self.q.nbytes, self.q.nbytes, self._partials_bytes()]
+        buffers = [self.device.allocate_scratch(max(size, 4)) for size in sizes]
+        step, table, q, out, _ = buffers
+        position = self.context_tokens - len(self.q)
+        step.view(np.int32, (4,))[:] = position, len(self.q), self.plan.num_splits, self.plan.split_chunks
+        table.view(np.uint64, self.table.shape)[:] = self.chunks.address + self.chunk_bytes * self.table
+        q.view(np.float32, self.q.shape)[:] = self.q
+        names = ("step", "chunk_table", "q", "out", "partials")
+        addresses = {f"{name}_address": buffer.address for name, buffer in zip(names, buffers, strict=True)}
+        Attention(self.device, self.shape, **addresses).enqueue(self.plan)
+        self.device.finish()
+        result = out.view(np.float32, self.q.shape).copy()
+        for buffer in (*buffers, self.chunks):
+            buffer.free()
+        return result
+
+    def _partials_bytes(self):
+        rows = self.plan.num_splits * self.plan.num_tokens
+        return rows * self.shape.num_heads * (2 + self.shape.head_dim) * 4
+
+    def expected(self):
+        """(tokens, heads, head_dim) float64."""
+        q = self.q.astype(np.float64).transpose(1, 0, 2)
+        k, v = (x[:, : self.context_tokens].astype(np.float64) for x in (self.k, self.v))
+        return attend(q, k, v).transpose(1, 0, 2)
+
+
+def largest_error(context):
+    return np.abs(context.run() - context.expected()).max()
+
+
+@pytest.mark.parametrize("shape", [FIXTURE, SMOLLM2, WIDE, ODD], ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 2, 8, 13, 70])
+@pytest.mark.parametrize("position", [0, 1, 200, 255, 256, 1100])
+def test_agrees_with_float64(device, shape, num_tokens, position):
+    assert largest_error(Context(device, shape, num_tokens, position + num_tokens)) < TOLERANCE
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8])
+@pytest.mark.parametrize("compute_units", [1, 3, 16, 200])
+def test_any_number_of_splits(device, num_tokens, compute_units):
+    context = Context(device, SMOLLM2, num_tokens, 2300, compute_units=compute_units)
+    assert largest_error(context) < TOLERANCE
+
+
+def test_split_that_early_tokens_do_not_see(device):
+    """The tile's first tokens see nothing of the last chunk, which is a split by itself."""
+    context = Context(device, SMOLLM2, 8, 516, compute_units=16)
+    assert context.plan.num_splits == 3
+    assert largest_error(context) < TOLERANCE
+
+
+def test_whole_ubatch(device):
+    assert largest_error(Context(device, FIXTURE, 512, 700)) < TOLERANCE
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8])
+def test_huge_scores_stay_finite(device, num_tokens):
+    """|q.k| near 7e4: the softmax is a maximum, and what it picks is right."""
+    context = Context(device, SMOLLM2, num_tokens, 600, scale=60.0)
+    result = context.run()
+    scores = np.abs(np.einsum("thd,td->th", context.q[:, :3], context.k[0, :num_tokens].astype(np.float32)))
+    assert scores.max() > 1e4
+    assert np.isfinite(result).all()
+    assert np.abs(result - context.expected()).max() < 0.05  # scores in float have an ulp of 0.004 there
+
+
+shapes = st.builds(
+    lambda kv, group, dim: AttentionShape(kv * group, kv, dim),
+    st.integers(1, 16),
+    st.integers(1, 8),
+    st.sampled_from([32, 64, 128]),
+)
+
+
+@given(shapes, st.integers(1, 512), st.integers(0, 8000), st.integers(1, 64))
+def test_plan_covers_everything_once(shape, num_tokens, position, compute_units):
+    context = position + num_tokens
+    plan = plan_attention(shape, num_tokens=num_tokens, context_tokens=context, compute_units=compute_units)
+    chunks = -(-context // 256)
+    assert (plan.num_tiles - 1) * plan.tile_tokens < num_tokens <= plan.num_tiles * plan.tile_tokens
+    assert (plan.num_splits - 1) * plan.split_chunks < chunks <= plan.num_splits * plan.split_chunks
+
+
+@example(SMOLLM2, 1, 1280, 3, 1, 1024)  # four chunks may be split in four, five only in three
+@given(
+    shapes,
+    st.integers(1, 64),
+    st.integers(64, 4000),
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.integers(1, 4000),
+)
+def test_partials_have_room(shape, tokens_max, context_max, compute_units, num_tokens, context):
+    num_tokens = min(num_tokens, tokens_max, context)
+    context = min(context, context_max)
+    plan = plan_attention(shape, num_tokens=num_tokens, context_tokens=context, compute_units=compute_units)
+    room = partials_bytes(
+        shape, tokens_max=tokens_max, context_tokens_max=context_max, compute_units=compute_units
+    )
+    if plan.num_splits > 1:
+        assert plan.num_splits * num_tokens * shape.num_heads * (2 + shape.head_dim) * 4 <= room

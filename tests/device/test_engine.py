@@ -1,0 +1,214 @@
+"""The engine: golden values of small models, the NumPy reference, and what it refuses to run."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mzd.device.engine import Engine
+from mzd.errors import MzdError
+from tests.reference.loaded_model import LoadedModel
+from tests.reference.model import ReferenceModel
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+REAL_MODEL = Path(os.environ.get("MZD_TEST_MODEL", ".models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+
+FILES = ["llama2l-F32", "llama-F16", "llama-Q8_0", "llama-Q4_0", "llama-Q4_1"]
+
+
+@pytest.fixture(scope="module")
+def golden():
+    """The golden values of each model file."""
+    expected = json.loads((FIXTURES / "expected.json").read_text())
+    return {model["file"]: model for model in expected["models"]}
+
+
+@pytest.fixture(scope="module", params=FILES)
+def loaded(device, request):
+    """Each small model with all units resident."""
+    model = LoadedModel(device, FIXTURES / f"{request.param}.gguf", logit_rows=64)
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def small(device):
+    """One small model, for tests that leave it in a state of their own."""
+    model = LoadedModel(device, FIXTURES / "llama-Q4_1.gguf", ubatch_tokens=64)
+    yield model
+    model.close()
+
+
+async def check_greedy(model, prompt, golden):
+    """Tokens up to the first doubtful step, and the first logits."""
+    tokens, first = await model.greedy(prompt["tokens"], len(prompt["continuation"]))
+    steps = prompt["compare_steps"]
+    assert tokens[:steps] == prompt["continuation"][:steps]
+    allowed = max(0.05, 2 * golden["max_logit_change_from_float16_kv"])
+    for token, logit in prompt["top5_first"]:
+        assert abs(first[token] - logit) < allowed
+
+
+@pytest.mark.parametrize("prompt", range(5))
+async def test_golden_continuations(loaded, golden, prompt):
+    model = golden[loaded.index.source.name]
+    await check_greedy(loaded, model["prompts"][prompt], model)
+
+
+async def test_logits_agree_with_the_reference(loaded):
+    tokens = np.arange(7, 7 + 40)
+    expected = ReferenceModel(loaded.file).logits(tokens)
+    logits = await loaded.step(tokens, 0, rows="all")
+    assert np.abs(logits - expected).max() < 0.02  # a float16 of K or V that rounds the other way
+
+
+async def test_any_split_into_steps_gives_the_same_logits(loaded):
+    tokens = np.random.default_rng(3).integers(3, 300, 300)
+    whole = await loaded.prefill(tokens)
+    for ubatch in (1, 8, 100, 256):
+        assert np.abs(await loaded.prefill(tokens, ubatch=ubatch) - whole).max() < 0.02
+
+
+async def test_same_steps_give_the_same_bits(loaded):
+    tokens = np.arange(3, 130)
+    assert np.array_equal(await loaded.prefill(tokens), await loaded.prefill(tokens))
+
+
+async def test_last_row_is_the_last_of_all(loaded):
+    tokens = np.arange(3, 40)
+    every = await loaded.step(tokens, 0, rows="all")
+    last = await loaded.step(tokens, 0, rows="last")
+    assert np.abs(every[-1] - last[0]).max() < 1e-4
+
+
+async def test_embeddings_may_come_from_outside(small):
+    tokens = np.arange(5, 25)
+    expected = await small.step(tokens, 0)
+    rows = small.file.values("token_embd.weight")[tokens]
+    small.engine.unbind_all()
+    small.bind(head=False)
+    await small.step(tokens, 0, rows=None, embeddings=rows)
+    small.engine.begin(tokens, 0, rows)
+    for layer in range(small.engine.num_layers):
+        small.engine.enqueue_layer(layer)
+    small.engine.bind_head(small.head_address)  # the head unit came back in the meantime
+    small.engine.enqueue_head("last")
+    await small.engine.wait(small.engine.mark())
+    assert np.abs(small.engine.logits() - expected).max() < 1e-5
+
+
+async def test_context_up_to_its_last_token(small):
+    tokens = np.random.default_rng(4).integers(3, 300, 1024)
+    logits = await small.prefill(tokens, ubatch=64)
+    assert np.isfinite(logits).all()
+    with pytest.raises(ValueError, match="do not fit"):
+        await small.step([5], 1024)
+
+
+async def test_nothing_runs_over_units_that_are_not_bound(small):
+    engine = small.engine
+    engine.unbind_all()
+    with pytest.raises(RuntimeError, match="head enqueued while its unit is not resident"):
+        engine.begin(np.array([5], np.int32), 0)
+    embeddings = np.zeros((1, small.file.config.hidden_size), np.float32)
+    engine.begin(np.array([5], np.int32), 256, embeddings)
+    with pytest.raises(RuntimeError, match="layer 0 has 0 chunks bound, needs 2"):
+        engine.enqueue_layer(0)
+    engine.bind_layer(0, small.layer_addresses[0], small.chunk_addresses[0][:1])
+    with pytest.raises(RuntimeError, match="layer 0 has 1 chunks bound, needs 2"):
+        engine.enqueue_layer(0)
+    small.bind(head=False)
+    for layer in range(engine.num_layers):
+        engine.enqueue_layer(layer)
+    with pytest.raises(RuntimeError, match="head enqueued while its unit is not resident"):
+        engine.enqueue_head("last")
+    await engine.wait(engine.mark())
+
+
+async def test_one_step_at_a_time_in_order(small):
+    engine = small.engine
+    tokens = np.array([5, 6], np.int32)
+    engine.begin(tokens, 0)
+    for call in (engine.unbind_all, engine.logits, engine.close, lambda: engine.begin(tokens, 0)):
+        with pytest.raises(RuntimeError, match="a step is running"):
+            call()
+    with pytest.raises(RuntimeError, match="layer 1 enqueued, expected 0"):
+        engine.enqueue_layer(1)
+    engine.enqueue_layer(0)
+    with pytest.raises(RuntimeError, match="layer 0 bound again while a step uses it"):
+        engine.bind_layer(0, small.layer_addresses[0], small.chunk_addresses[0])
+    with pytest.raises(RuntimeError, match="head enqueued after 1 of"):
+        engine.enqueue_head("last")
+    await engine.wait(engine.mark())
+    with pytest.raises(RuntimeError, match="computed no logits"):
+        engine.logits()
+    with pytest.raises(RuntimeError, match="expected 1 of a running step"):
+        engine.enqueue_layer(0)
+
+
+async def test_steps_out_of_bounds_are_refused(small):
+    for tokens, position in (([], 0), ([5] * 65, 0), ([5], -1), ([-1], 0), ([10**6], 0)):
+        with pytest.raises(ValueError, match="token"):
+            small.engine.begin(np.array(tokens, np.int32), position)
+    with pytest.raises(ValueError, match="10 rows of logits, at most 8"):
+        await small.step(range(10), 0, rows="all")
+    await small.engine.wait(small.engine.mark())
+    with pytest.raises(ValueError, match="5 chunks, at most 4"):
+        small.engine.bind_layer(0, small.layer_addresses[0], np.zeros(5, np.uint64))
+
+
+def test_scratch_is_what_was_allocated(device, small, monkeypatch):
+    sizes = []
+    allocate = device.allocate_scratch
+    monkeypatch.setattr(device, "allocate_scratch", lambda size: sizes.append(size) or allocate(size))
+    engine = Engine(device, small.index, context_tokens_max=2048, ubatch_tokens_max=128)
+    assert engine.scratch_bytes == sum(sizes)
+    engine.close()
+
+
+def test_head_sizes_that_kernels_cannot_take(device, small):
+    config = small.index.config
+    odd = replace(small.index, config=replace(config, head_dim=100))
+    with pytest.raises(MzdError, match="head_dim 100") as raised:
+        Engine(device, odd, context_tokens_max=256)
+    assert raised.value.code == "unsupported_architecture"
+
+
+@pytest.fixture(scope="module")
+def real_model(device):
+    """SmolLM2-135M-Instruct, if its file is there."""
+    if not REAL_MODEL.exists():
+        pytest.skip(f"{REAL_MODEL} is not there")
+    model = LoadedModel(device, REAL_MODEL, context_tokens=2304, logit_rows=64)
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    """Golden values of the real model."""
+    return json.loads((FIXTURES / "smollm2.json").read_text())
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("case", range(6))
+async def test_real_model_continues_as_expected(real_model, smollm2, case):
+    prompt = smollm2["greedy"][case]
+    await check_greedy(real_model, prompt, prompt)
+
+
+@pytest.mark.model
+async def test_real_model_likelihood(real_model, smollm2):
+    expected = smollm2["nll"][0]
+    tokens = np.array(expected["tokens"])
+    losses = []
+    for begin in range(0, len(tokens), 64):
+        logits = (await real_model.step(tokens[begin : begin + 64], begin, rows="all")).astype(np.float64)
+        log_sums = np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) + logits.max(1)
+        targets = tokens[begin + 1 : begin + 65]
+        losses += list(log_sums[: len(targets)] - logits[np.arange(len(targets)), targets])
+    assert len(losses) == 1023
+    assert abs(np.mean(losses) - expected["mean_nll"]) < 0.001

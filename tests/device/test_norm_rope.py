@@ -1,0 +1,189 @@
+"""The small kernels against float64: norm, SiLU, RoPE with the K and V write, embedding rows."""
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mzd.device.rope_angles import RopeAngles
+from mzd.formats.ggml_types import GgmlType
+from mzd.formats.model_config import RopeConfig
+from mzd.formats.weight_layout import group_layout, repack, unpack
+from tests.reference.model import rms_norm, rotate
+
+
+class Floats:
+    """A float32 array in shared memory, freed at the end of the test."""
+
+    def __init__(self, device, request, values):
+        buffer = device.allocate_scratch(max(values.nbytes, 4))
+        request.addfinalizer(buffer.free)
+        self.address = buffer.address
+        self.values = buffer.view(values.dtype, values.shape)
+        self.values[:] = values
+
+
+@pytest.fixture
+def shared(device, request):
+    """A function that puts an array into shared memory."""
+    return lambda values: Floats(device, request, np.ascontiguousarray(values))
+
+
+@pytest.mark.parametrize("cols", [1, 5, 8, 64, 576, 1001])
+@pytest.mark.parametrize("num_tokens", [1, 3])
+def test_rms_norm(device, shared, cols, num_tokens):
+    rng = np.random.default_rng(cols)
+    x = shared(rng.normal(0, 30, (num_tokens, cols)).astype(np.float32))
+    weight = shared(rng.normal(1, 0.3, cols).astype(np.float32))
+    y = shared(np.zeros_like(x.values))
+    kernel = device.kernel(device.build("norm"), "rms_norm")
+    for i, array in enumerate((x, weight, y)):
+        kernel.set_address(i, array.address)
+    kernel.set_int(3, cols)
+    kernel.set_float(4, 1e-5)
+    kernel.enqueue((num_tokens,), (1,))
+    device.finish()
+    expected = rms_norm(x.values.astype(np.float64), weight.values, 1e-5)
+    assert np.abs(y.values - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("count", [1, 7, 512, 513, 3 * 512 + 100])
+def test_silu_mul(device, shared, count):
+    rng = np.random.default_rng(count)
+    gate_before = rng.normal(0, 8, count).astype(np.float32)
+    gate_before[: min(count, 6)] = [-200.0, 200.0, -88.0, 0.0, -1e30, 1e30][: min(count, 6)]
+    gate, up = shared(gate_before), shared(rng.normal(0, 1, count).astype(np.float32))
+    kernel = device.kernel(device.build("elementwise"), "silu_mul")
+    kernel.set_address(0, gate.address)
+    kernel.set_address(1, up.address)
+    kernel.set_int(2, count)
+    kernel.enqueue((-(-count // 512),), (1,))
+    device.finish()
+    z = gate_before.astype(np.float64)
+    expected = z * np.exp(-np.logaddexp(0, -z)) * up.values
+    assert np.allclose(gate.values, expected, rtol=1e-6, atol=1e-6)
+
+
+class RopeCase:
+    """rope_kv over random q, k, v, into chunks that hold a mark where nothing may be written."""
+
+    MARK = np.float16(77.0)
+    HEADS, KV_HEADS, DIM = 6, 2, 40
+
+    def __init__(self, device, shared, style, dims, position, num_tokens):
+        rng = np.random.default_rng(position)
+        self.position, self.num_tokens = position, num_tokens
+        self.q_before = rng.normal(0, 1, (num_tokens, self.HEADS, self.DIM)).astype(np.float32)
+        self.k_before, self.v_before = (
+            rng.normal(0, 1, (num_tokens, self.KV_HEADS, self.DIM)).astype(np.float32) for _ in "kv"
+        )
+        self.rope = RopeConfig(style, 10000.0, dims, tuple(1.0 + 0.5 * np.arange(dims // 2)))
+        self.num_chunks = -(-(position + num_tokens) // 256)
+        self._launch(device, shared)
+
+    def _launch(self, device, shared):
+        angles = shared(np.zeros((self.num_tokens, 2, self.rope.dimensions // 2), np.float32))
+        RopeAngles(self.rope).write(angles.values, self.position)
+        self.chunks = shared(np.full((self.num_chunks, 2, self.KV_HEADS, 256 * self.DIM), self.MARK))
+        chunk_bytes = self.chunks.values[0].nbytes
+        order = np.arange(self.num_chunks)[::-1].astype(np.uint64)
+        self.q = shared(self.q_before)
+        arrays = [
+            shared(np.array([self.position, self.num_tokens, 1, 1], np.int32)),
+            angles,
+            self.q,
+            shared(self.k_before),
+            shared(self.v_before),
+            shared(np.uint64(self.chunks.address) + np.uint64(chunk_bytes) * order),
+        ]
+        program = device.build(
+            "rope",
+            NUM_HEADS=self.HEADS,
+            NUM_KV_HEADS=self.KV_HEADS,
+            HEAD_DIM=self.DIM,
+            ROPE_DIMS=self.rope.dimensions,
+            ROPE_HALVES=self.rope.style == "halves",
+            CHUNK_TOKENS=256,
+        )
+        kernel = device.kernel(program, "rope_kv", follows_pointers=True)
+        for i, array in enumerate(arrays):
+            kernel.set_address(i, array.address)
+        kernel.enqueue((self.num_tokens,), (1,))
+        device.finish()
+
+    def kv(self):
+        """(tokens, kv_heads, dim) float16 of K and of V, over all chunks."""
+        chunks = self.chunks.values[::-1]
+        k = chunks[:, 0].reshape(-1, self.KV_HEADS, 8, self.DIM, 32).transpose(0, 2, 4, 1, 3)
+        v = chunks[:, 1].reshape(-1, self.KV_HEADS, self.DIM, 256).transpose(0, 3, 1, 2)
+        return (x.reshape(-1, self.KV_HEADS, self.DIM) for x in (k, v))
+
+    def rotated(self, heads):
+        """(tokens, heads, dim) rotated in float64."""
+        dims = self.rope.dimensions
+        frequencies = 10000.0 ** (-np.arange(0, dims, 2) / dims) / np.array(self.rope.freq_factors)
+        positions = np.arange(self.position, self.position + self.num_tokens)
+        by_head = heads.astype(np.float64).transpose(1, 0, 2)
+        return rotate(by_head, positions, self.rope.style, frequencies).transpose(1, 0, 2)
+
+
+@pytest.mark.parametrize("style", ["pairs", "halves"])
+@pytest.mark.parametrize("dims", [24, 40])
+@pytest.mark.parametrize(("position", "num_tokens"), [(0, 1), (31, 2), (250, 20), (256, 1), (700, 100)])
+def test_rope_kv(device, shared, style, dims, position, num_tokens):
+    case = RopeCase(device, shared, style, dims, position, num_tokens)
+    new = slice(position, position + num_tokens)
+    k, v = case.kv()
+    assert np.abs(case.q.values - case.rotated(case.q_before)).max() < 2e-6
+    assert np.abs(k[new] - case.rotated(case.k_before)).max() < 2e-3  # half an ulp of float16 near 4
+    assert np.array_equal(v[new], case.v_before.astype(np.float16))
+    for x in (k, v):
+        x[new] = case.MARK
+        assert (x == case.MARK).all()
+
+
+def test_rope_kv_saturates(device, shared):
+    """What float16 cannot hold becomes its largest number: an infinity times a zero weight is NaN."""
+    case = RopeCase(device, shared, "pairs", 40, 3, 1)
+    case.v_before[:] = 1e6
+    case.v_before[:, 1] = -1e6
+    case._launch(device, shared)
+    _, v = case.kv()
+    assert (v[3, 0] == np.float16(65504)).all()
+    assert (v[3, 1] == np.float16(-65504)).all()
+
+
+@given(st.integers(0, 130_000), st.floats(100, 1e7))
+def test_angles_are_exact_far_out(position, base):
+    angles = np.zeros((2, 2, 16), np.float32)
+    RopeAngles(RopeConfig("pairs", base, 32, None)).write(angles, position)
+    turn = np.array([position, position + 1])[:, None] * base ** (-np.arange(0, 32, 2) / 32)
+    assert np.allclose(angles[:, 0], np.cos(turn), atol=1e-7)
+    assert np.allclose(angles[:, 1], np.sin(turn), atol=1e-7)
+
+
+@pytest.mark.parametrize("type", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("cols", [32, 96])
+def test_embedding_rows(device, shared, type, cols):
+    rows = 21
+    type = GgmlType[type]
+    weights = np.random.default_rng(cols).normal(0, 1, (rows, cols)).astype(np.float32)
+    raw = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[type.name])
+    packed = repack(type, np.ascontiguousarray(raw).view(np.uint8), rows, cols)
+    tokens = np.array([20, 0, 7, 8, 8, 15], np.int32)
+    layout = group_layout(type, cols)
+    program = device.build(
+        "embedding",
+        COLS=cols,
+        GROUP_BYTES=layout.size_bytes,
+        HEADER_BYTES=layout.header_bytes,
+        **{f"TYPE_{type.name}": 1},
+    )
+    kernel = device.kernel(program, "embed")
+    x = shared(np.zeros((len(tokens), cols), np.float32))
+    for i, array in enumerate((shared(tokens), shared(packed), x)):
+        kernel.set_address(i, array.address)
+    kernel.enqueue((len(tokens),), (1,))
+    device.finish()
+    assert np.allclose(x.values, unpack(type, packed, rows, cols)[tokens], rtol=1e-6, atol=1e-7)
