@@ -167,6 +167,12 @@ class _KvQueue(NamedTuple):
     incompressible: list[bool]
 
 
+# Members of an Enum are found by a slow path in Python 3.11, felt in loops over thousands of chunks.
+_KV_ONLY: Final = Stage.KV_ONLY
+_KV_AND_W: Final = Stage.KV_AND_W
+_RAM: Final = Destination.RAM
+
+
 class _Planner:
     """The working state of one plan. `steps` may be taken once, and as far as wanted."""
 
@@ -176,11 +182,15 @@ class _Planner:
         self._seed = seed
         self._costs = path_costs(snapshot, times)
         self._sizes = snapshot.kv_sizes
+        self._has_ram_path = self._sizes.has_ram_path
+        self._ram_freed_bytes = self._sizes.chunk_bytes - self._sizes.compressed_bytes
+        # From here on a chunk is back sooner by flash; over many chunks the ratio is t_rKV : t_dKV.
+        self._flash_from_ps = self._costs.read_ps - self._costs.decode_ps
         self._storage_left_bytes = snapshot.storage_left_bytes
         self._dropped_ps = 0  # weights let go by this plan; the snapshot accounts for those before
         self._balance_ps = 0  # codec minus storage time to restore the context at hand
         self._layers = self._evictable_layers()
-        self._reload_ps = sum(self._costs.read_layer_ps[layer] for layer in self._layers)
+        self._threshold_ps = self._set_aside_ps()
         self._compressed: dict[str, list[int]] = {}
         self.num_stuck = 0
         """Chunks and payloads that stay because only flash could take them, and cannot."""
@@ -190,7 +200,8 @@ class _Planner:
         yield from self._evict_head()
         newest = self._newest_context()
         for context in self._snapshot.contexts:
-            yield from self._evict_kv(self._kv_queue(context), older=context is not newest)
+            resident = (context.states == UnitState.RESIDENT).ravel()
+            yield from self._evict_kv(self._queue(context, resident), older=context is not newest)
         while self._layers:
             yield self._drop_layer(Stage.W_ONLY, _WEIGHTS_LAST_REASON)
         for context in self._snapshot.contexts:
@@ -218,19 +229,14 @@ class _Planner:
         layers: list[int] = visit[evictable[visit]].tolist()
         return layers[::-1]
 
-    def _kv_queue(self, context: ContextSnapshot) -> _KvQueue:
-        flat = self._select(context, (context.states == UnitState.RESIDENT).ravel())
+    def _queue(self, context: ContextSnapshot, wanted: NDArray[np.bool_]) -> _KvQueue:
+        """The `wanted` chunks (flat) that may be touched, in eviction order."""
+        movable = wanted & ~context.protected.ravel() & (not context.pinned)
+        visit = self._visit_order(context.states.size, context.context)
+        flat = visit[movable[visit]]
         copies: list[int] = context.copies.ravel()[flat].tolist()
         incompressible: list[bool] = context.incompressible.ravel()[flat].tolist()
         return _KvQueue(context, flat.tolist(), copies, incompressible)
-
-    def _select(self, context: ContextSnapshot, wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Flat indices of the `wanted` chunks that may be touched, in eviction order."""
-        if context.pinned:
-            return np.empty(0, np.int64)
-        visit = self._visit_order(context.states.size, context.context)
-        movable = wanted & ~context.protected.ravel()
-        return visit[movable[visit]]
 
     # Head and weights
 
@@ -243,7 +249,6 @@ class _Planner:
     def _drop_layer(self, stage: Stage, reason: str) -> Step:
         layer = self._layers.pop()
         reload_ps = self._costs.read_layer_ps[layer]
-        self._reload_ps -= reload_ps
         self._dropped_ps += reload_ps
         self._balance_ps -= reload_ps
         size_bytes = int(self._snapshot.weights.sizes_bytes[layer])
@@ -254,92 +259,89 @@ class _Planner:
     def _evict_kv(self, queue: _KvQueue, *, older: bool) -> Iterator[Step]:
         work = restore_work(self._snapshot, queue.context, self._costs)
         self._balance_ps = work.balance_ps - self._dropped_ps
+        compressed = self._compressed.setdefault(queue.context.context, [])
         remaining = len(queue.flat)
-        for flat, copy, incompressible in zip(queue.flat, queue.copies, queue.incompressible, strict=True):
+        candidates = zip(queue.flat, _units(queue), queue.copies, queue.incompressible, strict=True)
+        for flat, unit, copy, incompressible in candidates:
             stage, weights_reason = self._stage(remaining, copy, older)
-            while stage is Stage.KV_AND_W and self._balance_ps >= 0:
+            while stage is _KV_AND_W and self._balance_ps >= 0 and self._layers:
                 yield self._drop_layer(stage, weights_reason)
                 stage, weights_reason = self._stage(remaining, copy, older)
-            choice = self._choose(stage, copy, incompressible)
             remaining -= 1
-            if choice is None:
+            step = self._evict_chunk(stage, unit, copy, incompressible)
+            if step is None:
                 self.num_stuck += 1
-            else:
-                yield self._evict_chunk(queue.context, flat, CopyKind(copy), stage, *choice)
+                continue
+            if step.to is _RAM:
+                compressed.append(flat)
+            yield step
 
     def _stage(self, remaining: int, copy: int, older: bool) -> tuple[Stage, str]:
         """KVonly while N_KV > T, else KVandW; and the reason for which a weight layer would go.
 
-        N_KV > T, in time: more decompression is at hand than the remaining weights can cover. Without
-        room on flash there is only one swap space and nothing to split: then weights are the sole
-        counterweight, and go with the chunks for as long as there are any.
+        T counts the layers that are out already, as the paper's does. Without room on flash there is
+        only one swap space and nothing to split: then weights are the sole counterweight, and go with
+        the chunks for as long as there are any.
         """
-        if older or not self._layers or not self._sizes.has_ram_path:
-            return Stage.KV_ONLY, ""
-        if remaining * self._costs.decode_ps + self._balance_ps <= self._reload_ps:
-            return Stage.KV_AND_W, _WEIGHTS_REASON
-        if self._has_flash(copy):
-            return Stage.KV_ONLY, ""
-        return Stage.KV_AND_W, _FULL_REASON
+        if older or not self._threshold_ps:
+            return _KV_ONLY, ""
+        if remaining * self._costs.decode_ps <= self._threshold_ps:
+            return _KV_AND_W, _WEIGHTS_REASON
+        if not self._layers or copy or self._storage_left_bytes >= self._sizes.slot_bytes:
+            return _KV_ONLY, ""
+        return _KV_AND_W, _FULL_REASON
 
-    def _has_flash(self, copy: int) -> bool:
-        return copy != CopyKind.NONE or self._storage_left_bytes >= self._sizes.slot_bytes
+    def _set_aside_ps(self) -> int:
+        """T, in decompression time: what reloading all weights that are out or may go will take."""
+        if not self._has_ram_path:
+            return 0
+        dropped = np.flatnonzero(self._snapshot.weights.states == UnitState.DROPPED).tolist()
+        return sum(self._costs.read_layer_ps[layer] for layer in (*dropped, *self._layers))
 
-    def _choose(self, stage: Stage, copy: int, incompressible: bool) -> tuple[Destination, str] | None:
-        """Where a chunk goes, and why; None where nothing can take it."""
-        has_flash = self._has_flash(copy)
-        has_ram = self._sizes.has_ram_path and not incompressible
-        wants_flash = stage is Stage.KV_ONLY and self._storage_is_ahead()
+    def _evict_chunk(self, stage: Stage, unit: KvUnit, copy: int, incompressible: bool) -> Step | None:
+        """The chunk's way out, taken into account; None where nothing can take it."""
+        has_flash = copy or self._storage_left_bytes >= self._sizes.slot_bytes
+        # A remainder may outlast the weights; then nothing but flash can balance it.
+        may_split = stage is _KV_ONLY or not self._layers
+        wants_flash = may_split and self._balance_ps > self._flash_from_ps
+        has_ram = self._has_ram_path and not incompressible
         if has_ram and not (wants_flash and has_flash):
-            return Destination.RAM, _ram_reason(stage, wants_flash)
+            self._balance_ps += self._costs.decode_ps
+            return Step(stage, unit, _RAM, self._ram_freed_bytes, _ram_reason(stage, wants_flash))
         if not has_flash:
             return None
-        if copy != CopyKind.NONE:
-            return Destination.DROPPED, _COPY_REASON
-        return Destination.FLASH, _FLASH_REASON if has_ram else _ONLY_FLASH_REASON
-
-    def _storage_is_ahead(self) -> bool:
-        """Whether a chunk would be back sooner by flash; over many chunks the ratio is t_rKV : t_dKV."""
-        return self._balance_ps > self._costs.read_ps - self._costs.decode_ps
-
-    def _evict_chunk(
-        self, context: ContextSnapshot, flat: int, copy: CopyKind, stage: Stage, to: Destination, reason: str
-    ) -> Step:
-        freed_bytes = self._sizes.chunk_bytes
-        if to is Destination.RAM:
-            freed_bytes -= self._sizes.compressed_bytes
-            self._balance_ps += self._costs.decode_ps
-            self._compressed.setdefault(context.context, []).append(flat)
-        else:
-            self._balance_ps += self._costs.stored_ps(copy)
-            if to is Destination.FLASH:
-                self._storage_left_bytes -= self._sizes.slot_bytes
-        return Step(stage, _kv_unit(context, flat), to, freed_bytes, reason)
+        self._balance_ps += self._costs.stored_ps(CopyKind(copy))
+        if copy:
+            return Step(stage, unit, Destination.DROPPED, self._sizes.chunk_bytes, _COPY_REASON)
+        self._storage_left_bytes -= self._sizes.slot_bytes
+        reason = _FLASH_REASON if has_ram else _ONLY_FLASH_REASON
+        return Step(stage, unit, Destination.FLASH, self._sizes.chunk_bytes, reason)
 
     def _spill(self, context: ContextSnapshot) -> Iterator[Step]:
         """CompKV: payloads leave RAM, those that this plan has made included."""
         in_ram = (context.states == UnitState.COMPRESSED).ravel()
         in_ram[self._compressed.get(context.context, [])] = True
-        slot_bytes = self._sizes.compressed_slot_bytes
-        copies = context.copies.ravel()
-        for flat in self._select(context, in_ram).tolist():
-            if copies[flat] != CopyKind.NONE:
-                to, reason = Destination.DROPPED, _COPY_REASON
-            elif self._storage_left_bytes >= slot_bytes:
-                self._storage_left_bytes -= slot_bytes
-                to, reason = Destination.FLASH, _COMP_KV_REASON
+        queue = self._queue(context, in_ram)
+        stage, size_bytes = Stage.COMP_KV, self._sizes.compressed_bytes
+        for unit, copy in zip(_units(queue), queue.copies, strict=True):
+            if copy:
+                yield Step(stage, unit, Destination.DROPPED, size_bytes, _COPY_REASON)
+            elif self._storage_left_bytes >= self._sizes.compressed_slot_bytes:
+                self._storage_left_bytes -= self._sizes.compressed_slot_bytes
+                yield Step(stage, unit, Destination.FLASH, size_bytes, _COMP_KV_REASON)
             else:
                 self.num_stuck += 1
-                continue
-            yield Step(Stage.COMP_KV, _kv_unit(context, flat), to, self._sizes.compressed_bytes, reason)
 
 
-def _kv_unit(context: ContextSnapshot, flat: int) -> KvUnit:
-    layer, chunk = divmod(flat, context.num_chunks)
-    return KvUnit(context.context, LayerIndex(layer), ChunkIndex(chunk))
+def _units(queue: _KvQueue) -> Iterator[KvUnit]:
+    """The queue's chunks by name, made one by one: most evictions are short."""
+    name, num_chunks = queue.context.context, queue.context.num_chunks
+    for flat in queue.flat:
+        layer, chunk = divmod(flat, num_chunks)
+        yield KvUnit(name, LayerIndex(layer), ChunkIndex(chunk))
 
 
 def _ram_reason(stage: Stage, wants_flash: bool) -> str:
     if wants_flash:
         return _FULL_REASON
-    return _RAM_REASON if stage is Stage.KV_ONLY else _SET_ASIDE_REASON
+    return _RAM_REASON if stage is _KV_ONLY else _SET_ASIDE_REASON

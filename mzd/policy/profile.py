@@ -15,6 +15,11 @@ class ProfileSource(StrEnum):
     MEASURED = "measured"
 
 
+def _check_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be positive and finite, not {value}")
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
     """A device's throughputs, measured once and kept; another model only rescales the times.
@@ -99,8 +104,3 @@ def unit_times(profile: DeviceProfile, *, chunk_bytes: int, layer_bytes: float) 
         t_rkv_s=chunk_bytes / profile.read_bytes_per_s,
         t_rw_s=layer_bytes / profile.read_bytes_per_s,
     )
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be positive and finite, not {value}")
