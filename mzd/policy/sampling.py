@@ -51,7 +51,7 @@ class SamplingParams:
 class Sampler:
     """Chooses tokens one after the other. Params with a seed and the same logits give the same tokens.
 
-    The order is that of llama.cpp's default chain: top-k, top-p, min-p, temperature. So the temperature changes
+    The order is that of llama.cpp's default chain: top-k, top-p, min-p, temperature. So temperature changes
     how likely the kept tokens are, not which are kept. Top-p counts in what top-k kept as the whole.
     """
 
