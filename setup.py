@@ -6,6 +6,10 @@ from setuptools import Extension, setup
 
 NATIVE = Path("native")
 
+# No -march: SIMD files carry their own target attributes and are chosen at run time. No contraction: every
+# path must give the same bits, and gcc contracts by default on some CPUs.
+COMPILER_FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"]
+
 setup(
     ext_modules=[
         Extension(
@@ -18,9 +22,7 @@ setup(
                 ("_GNU_SOURCE", "1"),
                 ("_FILE_OFFSET_BITS", "64"),
             ],
-            # No -march: SIMD files carry their own target attributes and are chosen at run time.
-            # No contraction: every path must give the same bits, and gcc contracts by default.
-            extra_compile_args="-std=c11 -O3 -ffp-contract=off -fvisibility=hidden -Wall -Wextra".split(),
+            extra_compile_args=COMPILER_FLAGS,
             py_limited_api=True,
             optional=True,  # without a compiler the package still installs, on `mzd.native`'s NumPy paths
         )

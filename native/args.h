@@ -12,8 +12,8 @@ int mzd_arg_u64(PyObject *object, void *out_uint64);
 int mzd_arg_size(PyObject *object, void *out_size);
 int mzd_arg_u32(PyObject *object, void *out_uint32);
 
-/* A one-dimensional contiguous buffer of unsigned integers, held until mzd_array_release. A zeroed one is empty
- * and may be released. */
+/* A one-dimensional contiguous buffer of unsigned integers, held until mzd_array_release. A zeroed one is
+ * empty and may be released. */
 typedef struct {
     Py_buffer view;
     size_t count;

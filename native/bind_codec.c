@@ -1,4 +1,4 @@
-/* Owns the Python functions of the int8 codec: batches of addresses, checked first, worked on without the GIL. */
+/* Owns the Python functions of the int8 codec: batches, checked first, worked on without the GIL. */
 #include "bindings.h"
 
 #include "args.h"
@@ -90,7 +90,8 @@ static uint8_t encode_one(const batch *work, size_t i)
     return MZD_INT8_OK;
 }
 
-static PyObject *encode_batch(batch *work, PyObject *src, PyObject *dst, PyObject *status, const char *variant)
+static PyObject *encode_batch(batch *work, PyObject *src, PyObject *dst, PyObject *status,
+                              const char *variant)
 {
     PyObject *result = NULL;
     if (choose_variant(work, variant) && check_encode(work, src, dst, status)) {
@@ -126,7 +127,8 @@ static PyObject *int8_encode_release_batch(PyObject *self, PyObject *args, PyObj
     const char *variant = "auto";
     batch work = {0};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO&O&O|s", names, &src, &dst, mzd_arg_size,
-                                     &work.num_elements, mzd_arg_size, &work.release_bytes, &status, &variant))
+                                     &work.num_elements, mzd_arg_size, &work.release_bytes, &status,
+                                     &variant))
         return NULL;
     return encode_batch(&work, src, dst, status, variant);
 }
@@ -174,7 +176,8 @@ static PyObject *int8_variants(PyObject *self, PyObject *unused)
     (void)self;
     (void)unused;
     PyObject *names = PyList_New(0);
-    for (const mzd_int8_variant *const *variant = mzd_int8_variants(); *variant != NULL && names != NULL; variant++) {
+    for (const mzd_int8_variant *const *variant = mzd_int8_variants(); *variant != NULL && names != NULL;
+         variant++) {
         PyObject *name = PyUnicode_FromString((*variant)->name);
         if (name == NULL || PyList_Append(names, name) != 0)
             Py_CLEAR(names);
@@ -188,10 +191,12 @@ static PyObject *int8_variants(PyObject *self, PyObject *unused)
 PyMethodDef mzd_codec_methods[] = {
     {"int8_encode_batch", (PyCFunction)(void (*)(void))int8_encode_batch, WITH_KEYWORDS,
      "int8_encode_batch(src, dst, num_elements, status, variant='auto')\n--\n\n"
-     "Encode each FP16 chunk at src[i] into the payload at dst[i]; status[i] becomes INT8_OK or INT8_NOT_FINITE."},
+     "Encode each FP16 chunk at src[i] into the payload at dst[i]; status[i] becomes INT8_OK or "
+     "INT8_NOT_FINITE."},
     {"int8_encode_release_batch", (PyCFunction)(void (*)(void))int8_encode_release_batch, WITH_KEYWORDS,
      "int8_encode_release_batch(src, dst, num_elements, release_bytes, status, variant='auto')\n--\n\n"
-     "As int8_encode_batch, and give back the whole pages in release_bytes from src[i] before the next chunk."},
+     "As int8_encode_batch, and give back the whole pages in release_bytes from src[i] before the next "
+     "chunk."},
     {"int8_decode_batch", (PyCFunction)(void (*)(void))int8_decode_batch, WITH_KEYWORDS,
      "int8_decode_batch(src, dst, num_elements, variant='auto')\n--\n\n"
      "Decode each payload at src[i] into the FP16 chunk at dst[i]."},

@@ -182,8 +182,8 @@ static PyObject *crc32c(PyObject *self, PyObject *args, PyObject *kwargs)
     size_t size;
     uint32_t seed = 0;
     const char *name = "auto";
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&|O&s", names, mzd_arg_u64, &address, mzd_arg_size, &size,
-                                     mzd_arg_u32, &seed, &name))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&|O&s", names, mzd_arg_u64, &address, mzd_arg_size,
+                                     &size, mzd_arg_u32, &seed, &name))
         return NULL;
     const mzd_crc32c_function update = variant_named(name);
     if (update == NULL || !mzd_check_range(address, size, 1, "address"))
@@ -231,7 +231,8 @@ PyMethodDef mzd_io_methods[] = {
     {FUNCTION(crc32c), WITH_KEYWORDS,
      "crc32c(address, size, seed=0, variant='auto')\n--\n\nCRC-32C of memory, continued from seed."},
     {FUNCTION(crc32c_buffer), WITH_KEYWORDS,
-     "crc32c_buffer(data, seed=0, variant='auto')\n--\n\nCRC-32C of a contiguous buffer, continued from seed."},
+     "crc32c_buffer(data, seed=0, variant='auto')\n--\n\nCRC-32C of a contiguous buffer, continued from "
+     "seed."},
     {"crc32c_variants", crc32c_variants, METH_NOARGS,
      "crc32c_variants()\n--\n\nNames of the variants that this CPU runs, fastest first."},
     {"_set_io_fault", set_io_fault, METH_VARARGS,

@@ -1,6 +1,7 @@
 /* Owns the Python functions of page-level memory work. */
 #include "bindings.h"
 
+#include <limits.h>
 #include <string.h>
 
 #include "args.h"
@@ -99,12 +100,15 @@ static PyObject *fill(PyObject *self, PyObject *args)
 {
     (void)self;
     range memory;
-    unsigned char byte;
-    if (!PyArg_ParseTuple(args, "O&O&b", mzd_arg_u64, &memory.address, mzd_arg_size, &memory.size, &byte) ||
+    uint32_t byte;
+    if (!PyArg_ParseTuple(args, "O&O&O&", mzd_arg_u64, &memory.address, mzd_arg_size, &memory.size,
+                          mzd_arg_u32, &byte) ||
         !mzd_check_range(memory.address, memory.size, 1, "address"))
         return NULL;
+    if (byte > UINT8_MAX)
+        return PyErr_Format(PyExc_ValueError, "%u is no byte", byte);
     Py_BEGIN_ALLOW_THREADS
-    memset(pointer(&memory), byte, memory.size);
+    memset(pointer(&memory), (int)byte, memory.size);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -137,12 +141,12 @@ static PyObject *trim_heap(PyObject *self, PyObject *unused)
 static PyObject *set_mmap_threshold(PyObject *self, PyObject *args)
 {
     (void)self;
-    int threshold_bytes;
-    if (!PyArg_ParseTuple(args, "i", &threshold_bytes))
+    uint32_t threshold_bytes;
+    if (!PyArg_ParseTuple(args, "O&", mzd_arg_u32, &threshold_bytes))
         return NULL;
-    if (threshold_bytes < 0)
-        return PyErr_Format(PyExc_ValueError, "threshold_bytes is negative: %d", threshold_bytes);
-    return PyBool_FromLong(mzd_set_mmap_threshold(threshold_bytes));
+    if (threshold_bytes > INT_MAX)
+        return PyErr_Format(PyExc_ValueError, "threshold_bytes %u is above %d", threshold_bytes, INT_MAX);
+    return PyBool_FromLong(mzd_set_mmap_threshold((int)threshold_bytes));
 }
 
 PyMethodDef mzd_page_methods[] = {
@@ -151,7 +155,8 @@ PyMethodDef mzd_page_methods[] = {
      "Make pages resident, in huge pages where whole ones fit and huge is true; 0 or -errno."},
     {"release", release, METH_VARARGS,
      "release(address, size, /)\n--\n\nGive pages back to the system, locked ones too; 0 or -errno."},
-    {"lock", lock, METH_VARARGS, "lock(address, size, /)\n--\n\nKeep pages from being swapped out; 0 or -errno."},
+    {"lock", lock, METH_VARARGS,
+     "lock(address, size, /)\n--\n\nKeep pages from being swapped out; 0 or -errno."},
     {"unlock", unlock, METH_VARARGS, "unlock(address, size, /)\n--\n\nUndo lock; 0 or -errno."},
     {"resident_bytes", resident_bytes, METH_VARARGS,
      "resident_bytes(address, size, /)\n--\n\nBytes of the range's pages that are in memory."},

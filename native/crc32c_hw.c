@@ -39,8 +39,8 @@ CRC_TARGET static inline uint32_t step1(uint32_t crc, uint8_t byte)
 #define HWCAP_CRC32 (1 << 7)
 #endif
 
-/* Inline assembly with its own .arch_extension: compilers disagree on the spelling of the target attribute, and
- * some have the intrinsics only under -march. */
+/* Inline assembly with its own .arch_extension: compilers disagree on the spelling of the target attribute,
+ * and some have the intrinsics only under -march. */
 #define CRC_TARGET
 
 static bool has_instruction(void)

@@ -7,7 +7,7 @@
 #include <sys/types.h>
 
 enum {
-    /* Largest single call: it bounds the time between two looks at a signal, and lies below the 2 GiB limit. */
+    /* Largest single call: it bounds what one wait on a slow device costs, and stays below the 2 GiB limit. */
     MZD_IO_PIECE_BYTES = 8 * 1024 * 1024,
     /* With a checksum the piece must still be in the cache when it is summed. */
     MZD_IO_SUMMED_PIECE_BYTES = 1024 * 1024,
@@ -21,8 +21,8 @@ typedef struct {
     size_t size_bytes;
 } mzd_extent;
 
-/* Read or write one extent. If `crc` is given it is continued over the content, in order; unspecified on failure.
- * Returns 0, -errno or MZD_IO_SHORT. */
+/* Read or write one extent. If `crc` is given it is continued over the content, in order; unspecified on
+ * failure. Returns 0, -errno or MZD_IO_SHORT. */
 int mzd_read_extent(int fd, const mzd_extent *extent, uint32_t *crc);
 int mzd_write_extent(int fd, const mzd_extent *extent, uint32_t *crc);
 

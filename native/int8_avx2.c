@@ -1,4 +1,8 @@
-/* Owns the int8 codec for x86 with AVX2, FMA and F16C; compiled everywhere on x86, run where the CPU has them. */
+/* Owns the int8 codec for x86 CPUs with AVX2, FMA and F16C; int8_codec.c looks whether this one has them.
+ *
+ * Decoding uses ordinary stores. Streaming ones gave 1.3 times the speed for batches far beyond the cache, but
+ * half of it, and then half again for whoever reads the chunk next, below 4 MiB (Xeon, 2 MiB of L2; populated
+ * huge pages): a restore decodes one layer at a time, right before it is used. */
 #include "int8_codec.h"
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -20,7 +24,8 @@ AVX2 static inline uint16_t largest_key(const uint16_t *group)
     const __m256i low = keys_of(_mm256_loadu_si256((const __m256i *)group));
     const __m256i high = keys_of(_mm256_loadu_si256((const __m256i *)(group + 16)));
     const __m256i sixteen = _mm256_max_epu16(low, high);
-    const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(sixteen), _mm256_extracti128_si256(sixteen, 1));
+    const __m128i eight =
+        _mm_max_epu16(_mm256_castsi256_si128(sixteen), _mm256_extracti128_si256(sixteen, 1));
     /* SSE4.1 has a horizontal minimum only: complement, minimum, complement. */
     const __m128i smallest = _mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)));
     return (uint16_t)~_mm_cvtsi128_si32(smallest);
@@ -34,10 +39,11 @@ AVX2 static inline __m256i eight_codes(const uint16_t *halves, __m256 inverse_sc
 
 AVX2 static inline void encode_group(const uint16_t *group, int8_t *codes, __m256 inverse_scale)
 {
-    const __m256i first = _mm256_packs_epi32(eight_codes(group, inverse_scale), eight_codes(group + 8, inverse_scale));
+    const __m256i first =
+        _mm256_packs_epi32(eight_codes(group, inverse_scale), eight_codes(group + 8, inverse_scale));
     const __m256i second =
         _mm256_packs_epi32(eight_codes(group + 16, inverse_scale), eight_codes(group + 24, inverse_scale));
-    /* Saturation is the clip. Packing works within 128-bit halves, so its dwords come out as 0 2 4 6 1 3 5 7. */
+    /* Saturation is the clip. Packing works within 128-bit halves: its dwords come as 0 2 4 6 1 3 5 7. */
     const __m256i packed = _mm256_packs_epi16(first, second);
     const __m256i ordered = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256((__m256i *)codes, ordered);

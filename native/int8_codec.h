@@ -20,15 +20,16 @@
  * 2^-24, below which FP16 has nothing to tell apart; tiny groups, zeros included, are then kept exactly.
  *
  * Why a second round trip changes nothing. Let u = 2^-24.
- *   1. |m| >= 128 u: m has code -128 and decodes to m itself; other codes decode to at most
- *      127/128 |m| + u/2 < |m|, unless they also are -128. So the next peak is the same.
- *   2. x' differs from code * scale by at most 2^-11 |x'| <= 128 * 2^-11 scale = scale / 16 if x' is normal, and by
- *      u / 2 if subnormal: below scale / 2 if scale > u, and x' is exact if scale = u. Either way
+ *   1. |m| >= 128 u: m has code -128 and decodes to m itself; codes other than -128 decode to at most
+ *      127/128 |m| + max(u/2, 2^-11 |m|) < |m|. So the next peak is the same.
+ *   2. x' differs from code * scale by at most 2^-11 |x'| <= 128 * 2^-11 scale = scale / 16 if x' is normal,
+ *      and by u / 2 if subnormal: below scale / 2 if scale > u, and x' is exact if scale = u. Either way
  *      x' / scale rounds to the same code (the error of fl(128 / peak) is 2^-24 relative).
- *   3. |m| < 128 u: scale = u, each code is the element's own count of steps, nothing is lost.
+ *   3. |m| < 128 u: scale = u, each code is the element's own count of steps, nothing is lost but the sign
+ *      of a zero.
  *
- * Source: groups of 32 with an FP16 scale are the paper's 8-bit setting (mzCache 6.5, FlexGen); the signed peak is ours.
- * Reference: mzd/native/int8_numpy.py, same bits.
+ * Source: groups of 32 with an FP16 scale are the paper's 8-bit setting (mzCache 6.5, FlexGen). The
+ * signed peak is ours. Reference: mzd/native/int8_numpy.py, same bits.
  */
 #ifndef MZD_INT8_CODEC_H
 #define MZD_INT8_CODEC_H
@@ -43,7 +44,8 @@ enum {
     MZD_INT8_KEY_NOT_FINITE = 0xF800, /* the smallest key of an infinity or NaN */
 };
 
-/* One implementation. `encode` returns false, with the payload unspecified, if src holds an infinity or NaN. */
+/* One implementation. `encode` returns false, and leaves the payload unspecified, if src holds an infinity or
+ * NaN. */
 typedef struct {
     const char *name;
     bool (*encode)(const uint16_t *src, uint8_t *payload, size_t num_elements);

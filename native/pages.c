@@ -87,12 +87,12 @@ int mzd_release_inside(uint8_t *address, size_t size)
     return first < last ? mzd_release(first, (size_t)(last - first)) : 0;
 }
 
-int mzd_lock(const uint8_t *address, size_t size)
+int mzd_lock(uint8_t *address, size_t size)
 {
     return mlock(address, size) == 0 ? 0 : -errno;
 }
 
-int mzd_unlock(const uint8_t *address, size_t size)
+int mzd_unlock(uint8_t *address, size_t size)
 {
     return munlock(address, size) == 0 ? 0 : -errno;
 }

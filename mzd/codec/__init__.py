@@ -51,8 +51,8 @@ class Codec(Protocol):
         """Encode each chunk into the payload at the address of the same index.
 
         Returns:
-            One flag a chunk; False means that the codec cannot represent it (int8: an infinity or NaN), that its
-            payload is unspecified, and that the chunk is to be kept by the `none` codec.
+            One flag a chunk. False: the codec cannot represent it (int8: an infinity or NaN), its payload is
+            unspecified, and the chunk is to be kept by the `none` codec.
 
         Raises:
             ValueError: lengths differ, or an address or size cannot be.
@@ -67,7 +67,8 @@ class Codec(Protocol):
     ) -> list[bool]:
         """As `encode_batch`, but each chunk that was encoded gives its pages back before the next is begun.
 
-        Eviction so needs room for one payload only, and memory falls at every step. Chunks with False keep theirs.
+        Eviction so needs room for one payload only, and memory falls at every step. Chunks with False keep
+        their pages.
 
         Args:
             release_bytes: from each source address on, at least the chunk; pages that it covers in part stay.

@@ -24,8 +24,8 @@ def _num_elements(chunk_bytes: int) -> int:
 class Int8Codec:
     """The paper's 8-bit setting, with a signed scale that makes a second round trip change no bit.
 
-    Error before the rounding to FP16: at most half a code step (1/256 of the group's largest magnitude), and a
-    whole one for elements within half a step of minus the largest. See `Codec` for the methods.
+    Error before the rounding to FP16: at most half a code step (1/256 of the group's largest magnitude), and
+    a whole one for elements within half a step of minus the largest. See `Codec` for the methods.
     """
 
     name: ClassVar[str] = "int8"

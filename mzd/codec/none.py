@@ -1,4 +1,4 @@
-"""Owns the codec that keeps a chunk as it is: for `--codec none`, and for chunks that int8 cannot represent."""
+"""Owns the codec that keeps a chunk as it is: for `--codec none`, and for what int8 cannot represent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Owns CRC-32C in NumPy, for installations without the C extension: many lanes at once, then joined.
 
-A register moves past zero bytes by a linear map on its 32 bits, kept as four tables of 256 entries. The map of
-twice as many bytes is the map applied to its own tables, so that any power of two is near.
+A register moves past zero bytes by a linear map on its 32 bits, kept as four tables of 256 entries. The map
+of twice as many bytes is the map applied to its own tables, so that any power of two is near.
 """
 
 from __future__ import annotations
