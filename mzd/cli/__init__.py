@@ -1,1 +1,1 @@
-"""The command line; talks to the daemon through rpc.client only."""
+"""The command line: talks to the daemon through `mzd.rpc` only; `serve`, `pull` and `import` need none."""

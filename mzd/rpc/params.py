@@ -121,3 +121,19 @@ TOKENIZE: Final = ParamsSchema(requests.TokenizeParams, {"text": checks.text}, r
 DETOKENIZE: Final = ParamsSchema(requests.DetokenizeParams, {"tokens": checks.tokens}, required=("tokens",))
 METRICS: Final = _NOTHING
 TRACE: Final = ParamsSchema(requests.TraceParams, {"request": checks.request_name})
+
+# Every method but `cancel`, which the server answers itself.
+SCHEMAS: Final[Mapping[str, ParamsSchema[Any]]] = {
+    "generate": GENERATE,
+    "evict": EVICT,
+    "restore": RESTORE,
+    "trim": TRIM,
+    "status": STATUS,
+    "contexts": CONTEXTS,
+    "drop": DROP,
+    "pin": PIN,
+    "tokenize": TOKENIZE,
+    "detokenize": DETOKENIZE,
+    "metrics": METRICS,
+    "trace": TRACE,
+}

@@ -1,0 +1,54 @@
+"""Owns the commands that judge this machine: doctor and bench."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mzd.cli.output import Exit, Output, console, note
+
+
+def doctor(_arguments: Namespace, output: Output) -> int:
+    """`mzd doctor`: what is missing here, and what to do. Exit status 1 when something is."""
+    from mzd.daemon.doctor import run_checks
+
+    found = [
+        {"name": check.name, "ok": check.ok, "detail": check.detail, "advice": check.advice}
+        for check in run_checks()
+    ]
+    output.result({"checks": found}, _show_checks)
+    return Exit.DONE if all(check["ok"] for check in found) else Exit.REFUSED
+
+
+def _show_checks(result: Mapping[str, Any]) -> None:
+    for check in result["checks"]:
+        print(f"{'ok  ' if check['ok'] else 'MISS'} {check['name']}: {check['detail']}")
+        if not check["ok"] and check["advice"]:
+            print(f"     -> {check['advice']}")
+
+
+def bench(arguments: Namespace, output: Output) -> int:
+    """`mzd bench NAME`: measure; a table, JSON on stdout or in a file, a picture."""
+    from mzd.benchmarks.main import run_benchmark
+
+    result = run_benchmark(arguments.name, quick=arguments.quick, report=note)
+    if arguments.json not in (None, "-"):
+        Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n")
+    if arguments.png is not None:
+        from mzd.benchmarks.picture import draw_benchmark
+
+        draw_benchmark(result, arguments.png)
+    output.result(result, _show_rows)
+    return Exit.DONE
+
+
+def _show_rows(result: Mapping[str, Any]) -> None:
+    from mzd.cli.tables import rows_table
+
+    console().print(rows_table(result["rows"]))
+    for key, value in result.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            print(f"{key}: {value:.4g}")

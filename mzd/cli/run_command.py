@@ -1,0 +1,83 @@
+"""Owns `mzd run` and `mzd chat`: one answer, or a conversation."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mzd.cli.generation import generate, sampling_params
+from mzd.cli.output import Exit, Output, note
+from mzd.errors import MzdError
+from mzd.rpc.blocking_client import BlockingClient
+
+
+def run(arguments: Namespace, output: Output) -> int:
+    """`mzd run PROMPT`: one answer, streamed; with `--json` the whole result at once."""
+    params = {**sampling_params(arguments), **_prompt(arguments)}
+    with BlockingClient(arguments.socket) as client:
+        result = generate(client, params, stream=not output.as_json)
+    output.result(result, lambda _: None)  # a person has read it already
+    return Exit.DONE
+
+
+def _prompt(arguments: Namespace) -> dict[str, Any]:
+    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    if arguments.raw:
+        return {"prompt": text}
+    return {"messages": [*_system(arguments), {"role": "user", "content": text}]}
+
+
+def _system(arguments: Namespace) -> list[dict[str, str]]:
+    return [{"role": "system", "content": arguments.system}] if arguments.system else []
+
+
+def chat(arguments: Namespace, output: Output) -> int:
+    """`mzd chat`: read a line, answer it, until the end of input. With `--json` a line of JSON per answer."""
+    conversation = _Conversation(sampling_params(arguments), _system(arguments))
+    with BlockingClient(arguments.socket) as client:
+        for line in _lines():
+            conversation.say(client, line, output)
+    return Exit.DONE
+
+
+def _lines() -> Iterator[str]:
+    prompt = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            line = input(prompt)
+        except (EOFError, KeyboardInterrupt):
+            return
+        if line.strip():
+            yield line
+
+
+class _Conversation:
+    """The turns so far. They all go to the daemon each time: it reuses what its context knows already."""
+
+    def __init__(self, params: Mapping[str, Any], messages: list[dict[str, str]]) -> None:
+        self._params = dict(params)
+        self._messages = messages
+
+    def say(self, client: BlockingClient, line: str, output: Output) -> None:
+        """One turn. What was said of a cancelled answer counts; a refused turn is forgotten."""
+        question = {"role": "user", "content": line}
+        params = {**self._params, "messages": [*self._messages, question]}
+        try:
+            result = generate(client, params, stream=not output.as_json)
+        except MzdError as error:
+            self._take_refusal(question, error, output)
+            return
+        output.result(result, lambda _: None)
+        self._params["context"] = result["context"]
+        self._messages += [question, {"role": "assistant", "content": result["text"]}]
+
+    def _take_refusal(self, question: dict[str, str], error: MzdError, output: Output) -> None:
+        if error.code == "no_daemon":
+            raise error
+        if error.code == "cancelled" and not output.as_json:
+            self._messages += [question, {"role": "assistant", "content": str(error.data.get("text", ""))}]
+            note("(cancelled)")
+        else:
+            output.error(error)
