@@ -11,11 +11,11 @@
 
 #include "weights.cl"
 
-#ifdef __AVX512F__     // 32 registers of 16 lanes
+#if VECTOR_BYTES == 64   // 32 registers of 16 lanes
 #define NARROW_TOKENS 8  // 0.65-0.75 of the time of 4 at M=8
 #define WIDE_TOKENS 8
 #define WIDE_PAIRS 2     // 0.72-0.95 of the time of 1 at M=512
-#else                  // a float16 is two registers or more
+#else                    // a float16 is two registers or more
 #define NARROW_TOKENS 4
 #define WIDE_TOKENS 4
 #define WIDE_PAIRS 1
@@ -26,11 +26,6 @@
 #else
 #define UNROLL_BLOCKS
 #endif
-
-// Row pairs [first, last) of this work-group; the groups share them evenly.
-static inline int first_pair(int group, int groups, int rows) {
-    return (int)((long)num_pairs(rows) * group / groups);
-}
 
 // global size: number of work-groups, any. x_sums: one float a block.
 // Unscaled weights are summed within a block and scaled once; a block's minimum meets the sum of its x.

@@ -7,7 +7,17 @@
 
 #include "vector.cl"
 
-#ifdef __AVX512F__  // clang would otherwise split 64-byte vectors on CPUs that prefer 32
+#ifndef VECTOR_BYTES  // width of a register; tests choose narrower ones
+#if defined(__AVX512BW__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+#endif
+
+#if VECTOR_BYTES == 64  // clang splits such vectors unless asked, since some CPUs slow down for them
 #define WIDE_VECTORS __attribute__((min_vector_width(512)))
 #else
 #define WIDE_VECTORS
@@ -70,6 +80,11 @@ typedef struct {
 
 static inline int num_pairs(int rows) { return (rows + PAIR_ROWS - 1) / PAIR_ROWS; }
 
+// Pairs [first_pair(g), first_pair(g + 1)) are those of work-group g; the groups share them evenly.
+static inline int first_pair(int group, int groups, int rows) {
+    return (int)((long)num_pairs(rows) * group / groups);
+}
+
 static inline WeightPair weight_pair(global const uchar *weights, int pair, int rows, int cols) {
     const int blocks = cols / BLOCK_WEIGHTS;
     const int payload_offset = ALIGN_64(blocks * HEADER_BYTES);
@@ -112,21 +127,31 @@ static inline float16 load_minimum(WeightPair pair, int block, float16 scale) {
 // one column 16 + i.
 static inline int step_column(int step, int j) { return 4 * step + (j & 3) + 16 * (j >> 2); }
 
-// Reads the unscaled weights of one step: w[j] holds column step_column(step, j) for 16 rows.
-static inline void load_step(WeightPair pair, int block, int step, float16 *w) {
+// Reads the payload words of one step, of 16 rows; F16 has half words and no use for this.
+static inline uint16 load_step_words(WeightPair pair, int block, int step) {
     const int offset = pair.payload_offset + (block * BLOCK_STEPS + step) * STEP_BYTES;
-    global const uchar *even = pair.even + offset;
-    global const uchar *odd = pair.odd + offset;
-    if (STEP_BYTES >= 64 || step % 2 == 0) {  // one a cache line
-        PREFETCH(even);
-        PREFETCH(odd);
+    return load_words(pair.even + offset, pair.odd + offset);
+}
+
+// Asks for the payload of a step PREFETCH_BYTES ahead, once a cache line.
+static inline void prefetch_step(WeightPair pair, int block, int step) {
+    const int offset = pair.payload_offset + (block * BLOCK_STEPS + step) * STEP_BYTES;
+    if (step % 2 == 0) {
+        PREFETCH(pair.even + offset);
+        PREFETCH(pair.odd + offset);
     }
+}
+
+// Unscaled weights of one step: w[j] holds column step_column(step, j) for 16 rows.
+static inline void load_step(WeightPair pair, int block, int step, float16 *w) {
+    prefetch_step(pair, block, step);
 #if defined(WEIGHT_F32)
-    w[0] = as_float16(load_words(even, odd));
+    w[0] = as_float16(load_step_words(pair, block, step));
 #elif defined(WEIGHT_F16)
-    w[0] = load_halves(even, odd);
+    const int offset = pair.payload_offset + block * STEP_BYTES;
+    w[0] = load_halves(pair.even + offset, pair.odd + offset);
 #else
-    const uint16 words = load_words(even, odd);
+    const uint16 words = load_step_words(pair, block, step);
     UNROLL for (int j = 0; j < STEP_WEIGHTS; j++) {
 #if STEP_WEIGHTS == 4
         w[j] = convert_float16(as_int16(words << (24 - 8 * j)) >> 24);

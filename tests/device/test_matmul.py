@@ -1,6 +1,7 @@
 """Matrix kernels against float64 products of the same weights, at shapes that have tails everywhere."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -13,6 +14,7 @@ from mzd.formats.ggml_types import GgmlType
 from mzd.formats.weight_layout import repack, unpack
 
 F32_TOLERANCE = 5e-6
+INT8_TOLERANCE = 1e-2
 GUARD_FLOATS = 64
 GUARD = np.float32(12345.0)
 
@@ -43,12 +45,34 @@ def device():
     device.close()
 
 
-class Matrix:
-    """Packed random weights in shared memory, with their exact values."""
+class NarrowDevice:
+    """The same device with kernels built for narrower registers than it has."""
 
-    def __init__(self, device, type, rows, cols, seed=0):
-        weights = np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32)
-        raw = gguf.quants.quantize(weights, gguf.GGMLQuantizationType(int(type))).view(np.uint8)
+    def __init__(self, device, vector_bytes):
+        self.compute_units = device.compute_units
+        self.kernel = device.kernel
+        self._device, self._vector_bytes = device, vector_bytes
+
+    def build(self, source_name, **defines):
+        return self._device.build(source_name, VECTOR_BYTES=self._vector_bytes, **defines)
+
+
+def vector_widths():
+    """Register widths that this machine's compiler can build for, its own left out."""
+    flags = Path("/proc/cpuinfo").read_text().split()
+    return [16, *([32] if "avx2" in flags else [])]
+
+
+def random_blocks(type, rows, cols, seed):
+    weights = np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32)
+    return gguf.quants.quantize(weights, gguf.GGMLQuantizationType(int(type))).view(np.uint8)
+
+
+class Matrix:
+    """Packed weights in shared memory, random unless given as GGUF blocks, with their exact values."""
+
+    def __init__(self, device, type, rows, cols, *, seed=0, raw=None):
+        raw = random_blocks(type, rows, cols, seed) if raw is None else raw
         packed = repack(type, raw, rows, cols)
         self.shape = Shape(type, rows, cols)
         self.values = unpack(type, packed, rows, cols).astype(np.float64)
@@ -90,6 +114,14 @@ def multiply(device, matmul, matrix, x, *, y_before=None, accumulate=False):
 def relative_error(y, expected):
     """max |dy| / max |y|; NaN wherever y is NaN, so that comparisons fail."""
     return np.abs(y - expected).max() / np.abs(expected).max()
+
+
+def rounded(x):
+    """x as the int8 path sees it: blocks of 32, each a scale of max |x| / 127 times integers."""
+    blocks = x.reshape(len(x), -1, 32)
+    largest = np.abs(blocks).max(axis=2, keepdims=True)
+    inverse = np.where(largest > 0, 127 / np.where(largest > 0, largest, 1), 0).astype(np.float32)
+    return (np.rint(blocks * inverse).astype(np.float64) * largest / 127).reshape(x.shape)
 
 
 def activations(tokens, cols, seed=1):
@@ -158,3 +190,88 @@ def test_no_tokens_enqueue_nothing_and_too_many_are_refused(device):
 def test_types_without_kernels_are_refused(device):
     with pytest.raises(FormatError, match="Q2_K"):
         Matmul(device, Shape(GgmlType.Q2_K, 8, 256), tokens_max=1)
+
+
+@pytest.mark.parametrize("type", [Q8_0, Q4_0, Q4_1], ids=lambda type: type.name)
+@pytest.mark.parametrize(("rows", "cols"), [(1, 32), (9, 96), (24, 64), (192, 576), (72, 1536)])
+def test_int8_products_match_float64_of_rounded_activations(device, type, rows, cols):
+    matrix = Matrix(device, type, rows, cols)
+    matmul = Matmul(device, matrix.shape, tokens_max=max(TOKENS), activations="int8")
+    for tokens in TOKENS:
+        x = activations(tokens, cols)
+        y = multiply(device, matmul, matrix, x)
+        assert relative_error(y, rounded(x) @ matrix.values.T) <= F32_TOLERANCE, f"{tokens} tokens"
+        assert relative_error(y, x @ matrix.values.T) <= INT8_TOLERANCE, f"{tokens} tokens"
+    matrix.free()
+
+
+@pytest.mark.parametrize("type", [Q8_0, Q4_0, Q4_1], ids=lambda type: type.name)
+@pytest.mark.parametrize("fill", [0x7F, 0x80, 0xFF])
+def test_int8_sums_do_not_overflow(device, type, fill):
+    raw = random_blocks(type, 16, 64, seed=4).reshape(16, 2, -1)
+    raw[:, :, type.block_bytes - (32 if type == Q8_0 else 16) :] = fill  # all quants at one end
+    matrix = Matrix(device, type, 16, 64, raw=raw)
+    matmul = Matmul(device, matrix.shape, tokens_max=9, activations="int8")
+    for tokens, sign in ((1, 1), (1, -1), (9, 1), (9, -1)):
+        x = np.full((tokens, 64), sign * 3.0, np.float32)
+        assert relative_error(multiply(device, matmul, matrix, x), x @ matrix.values.T) <= F32_TOLERANCE
+    matrix.free()
+
+
+def test_int8_rounds_zeros_to_zeros_and_lets_nan_show(device):
+    matrix = Matrix(device, Q4_1, 16, 64)
+    matmul = Matmul(device, matrix.shape, tokens_max=3, activations="int8")
+    x = np.zeros((3, 64), np.float32)
+    x[1, 40], x[2, 40] = np.nan, np.inf
+    y = multiply(device, matmul, matrix, x)
+    assert not y[0].any()
+    assert not np.isfinite(y[1:]).any()
+    matrix.free()
+
+
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_int8_accumulates(device, tokens):
+    matrix = Matrix(device, Q8_0, 41, 96)
+    matmul = Matmul(device, matrix.shape, tokens_max=tokens, activations="int8")
+    x, before = activations(tokens, 96), activations(tokens, 41, seed=2)
+    y = multiply(device, matmul, matrix, x, y_before=before, accumulate=True)
+    assert relative_error(y, before + rounded(x) @ matrix.values.T) <= F32_TOLERANCE
+    matrix.free()
+
+
+def test_int8_leaves_float_weights_exact(device):
+    matrix = Matrix(device, F16, 40, 96)
+    matmul = Matmul(device, matrix.shape, tokens_max=5, activations="int8")
+    x = activations(5, 96)
+    assert relative_error(multiply(device, matmul, matrix, x), x @ matrix.values.T) <= F32_TOLERANCE
+    matrix.free()
+
+
+def test_int8_serves_rows_whose_rounded_tokens_fill_local_memory(device):
+    matrix = Matrix(device, Q8_0, 16, 14336)
+    matmul = Matmul(device, matrix.shape, tokens_max=20, activations="int8")
+    x = activations(20, 14336)
+    assert relative_error(multiply(device, matmul, matrix, x), rounded(x) @ matrix.values.T) <= F32_TOLERANCE
+    matrix.free()
+
+
+@pytest.mark.parametrize("vector_bytes", vector_widths())
+@pytest.mark.parametrize("type", [Q8_0, Q4_0, Q4_1], ids=lambda type: type.name)
+def test_int8_has_the_same_bits_for_every_register_width(device, type, vector_bytes):
+    matrix = Matrix(device, type, 41, 96)
+    native = Matmul(device, matrix.shape, tokens_max=11, activations="int8")
+    narrow = Matmul(NarrowDevice(device, vector_bytes), matrix.shape, tokens_max=11, activations="int8")
+    for tokens in (1, 3, 11):
+        x = activations(tokens, 96)
+        y = multiply(device, narrow, matrix, x)
+        assert y.tobytes() == multiply(device, native, matrix, x).tobytes()
+    matrix.free()
+
+
+def test_exact_products_on_narrow_registers(device):
+    matrix = Matrix(device, Q4_1, 41, 288)
+    matmul = Matmul(NarrowDevice(device, 16), matrix.shape, tokens_max=70)
+    for tokens in (1, 3, 8, 70):
+        x = activations(tokens, 288)
+        assert relative_error(multiply(device, matmul, matrix, x), x @ matrix.values.T) <= F32_TOLERANCE
+    matrix.free()
