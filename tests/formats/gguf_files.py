@@ -13,10 +13,10 @@ _CODES[F64] = "d"
 
 @dataclass(frozen=True)
 class Array:
-    """A metadata array; `count` lies about its length if given."""
+    """A metadata array, or its bytes; `count` lies about its length if given."""
 
     type: int
-    items: tuple
+    items: tuple | bytes
     count: int | None = None
 
 
@@ -97,7 +97,9 @@ def string(text):
 def value_bytes(type, value):
     if isinstance(value, Array):
         count = len(value.items) if value.count is None else value.count
-        items = b"".join(item_bytes(value.type, item) for item in value.items)
+        items = value.items
+        if not isinstance(items, bytes):
+            items = b"".join(item_bytes(value.type, item) for item in items)
         return struct.pack("<IIQ", ARRAY, value.type, count) + items
     return struct.pack("<I", type) + item_bytes(type, value)
 
