@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from mzd.device.matmul import Matmul
-from mzd.device.opencl import OpenClDevice
 from mzd.errors import FormatError
 from mzd.formats.ggml_types import GgmlType
 from mzd.formats.weight_layout import repack, unpack
@@ -36,13 +35,6 @@ class Shape:
     type: GgmlType
     rows: int
     cols: int
-
-
-@pytest.fixture(scope="module")
-def device():
-    device = OpenClDevice.open()
-    yield device
-    device.close()
 
 
 class NarrowDevice:
