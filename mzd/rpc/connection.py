@@ -34,6 +34,11 @@ class ReadBudget:
         self._held: dict[int, int] = {}
         self._total = 0
 
+    @property
+    def held_bytes(self) -> int:
+        """What all connections hold beyond their first read."""
+        return self._total
+
     def hold(self, connection: int, size_bytes: int) -> None:
         """Set what a connection holds; up to one read is free.
 

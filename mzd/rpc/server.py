@@ -30,6 +30,7 @@ class ServerStatistics:
     connections: int
     running_requests: int
     refused_connections: int
+    buffered_bytes: int
 
 
 class RpcServer:
@@ -53,7 +54,9 @@ class RpcServer:
 
     def statistics(self) -> ServerStatistics:
         """A snapshot."""
-        return ServerStatistics(len(self._connections), len(self._calls), self._refused)
+        return ServerStatistics(
+            len(self._connections), len(self._calls), self._refused, self._shared.budget.held_bytes
+        )
 
     def stop(self) -> None:
         """Accept no more and end every connection: what runs is answered with `cancelled`.

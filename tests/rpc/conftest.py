@@ -35,7 +35,8 @@ class Wire:
             with contextlib.suppress(msgpack.OutOfData):
                 return self._unpacker.unpack()
             try:
-                data = await self.stream.receive_some()
+                with trio.fail_after(20):
+                    data = await self.stream.receive_some()
             except trio.BrokenResourceError:
                 return None
             if not data:
@@ -74,13 +75,14 @@ class Running:
         self.wires.append(wire)
         return wire
 
-    async def until(self, *, connections: int | None = None, requests: int | None = None) -> None:
-        """Wait until the server has just so many; a test's timeout is the failure."""
-        while True:
+    async def until(self, *, poll_s: float = 0.001, **wanted: int) -> None:
+        """Wait until the server's statistics hold these figures."""
+        for _ in range(10_000):
             now = self.server.statistics()
-            if connections in (None, now.connections) and requests in (None, now.running_requests):
+            if all(getattr(now, name) == value for name, value in wanted.items()):
                 return
-            await trio.sleep(0.001)
+            await trio.sleep(poll_s)
+        raise AssertionError(f"{now} never had {wanted}")
 
 
 @pytest.fixture
