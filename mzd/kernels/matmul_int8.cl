@@ -7,8 +7,8 @@
 //   tolerance   max |dy| / max |y| <= 1e-2 against float64, 5e-6 against the same with x rounded first
 //   work-group  one work-item: a lane of its vectors is a row, so the work-item is the SIMD unit
 //
-// Each work-group rounds the x that it needs into local memory. That repeats work (under 3 % of a product),
-// but a launch of its own would cost as much as a quarter of a small matrix at one token.
+// Each work-group rounds the x that it needs into local memory. That repeats work, but a launch of its own
+// (5-7 us on PoCL) would cost a quarter of a small matrix at one token, and a buffer to own.
 
 #include "weights.cl"
 
@@ -142,10 +142,11 @@ static inline int16 block_total(BlockSums sums) { return sums; }
 #define RECORD_WORDS(blocks) ((blocks) * (BLOCK_WORDS + 2))
 
 // Rounds one block of x. A block with a NaN or an infinity gets such a scale too, so that it shows in y.
-// With fmax, rint and a vstore16 of chars, which PoCL emulates, a product of 8 x 576 by 192 took about 1.5 times
-// as long: hence maxima of the bits, which order like the magnitudes, rounding by adding 1.5 * 2^23, and
-// stores of whole words.
-static inline void round_block(global const float *x, local int *words, local float *scale, local float *sum) {
+// With fmax, rint and a vstore16 of chars, which PoCL emulates, a product of 8 x 576 by 192 took about
+// 1.5 times as long: hence maxima of the bits, which order like the magnitudes, rounding by adding
+// 1.5 * 2^23, and stores of whole words.
+static inline void round_block(
+    global const float *x, local int *words, local float *scale, local float *sum) {
     const float16 low = vload16(0, x), high = vload16(1, x);
     const int16 bits16 = max(as_int16(low) & INT_MAX, as_int16(high) & INT_MAX);
     const int8 bits8 = max(bits16.lo, bits16.hi);
@@ -234,7 +235,8 @@ kernel WIDE_VECTORS ONE_WORK_ITEM void matmul_int8(
     const int own_tokens = min(block_tokens, tokens - first_token);
     x += (size_t)first_token * cols;
     y += (size_t)first_token * rows;
-    for (int t = 0; t < own_tokens; t++) round_token(x + t * cols, records + t * RECORD_WORDS(blocks), blocks);
+    for (int t = 0; t < own_tokens; t++)
+        round_token(x + t * cols, records + t * RECORD_WORDS(blocks), blocks);
     for (int p = first_pair(get_group_id(0), get_num_groups(0), rows); p < last; p++)
         for (int t = 0; t < own_tokens; t += TILE_TOKENS)
             multiply_pair(weight_pair(weights, p, rows, cols), records + t * RECORD_WORDS(blocks),
