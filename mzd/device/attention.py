@@ -14,8 +14,15 @@ _GROUPS_PER_COMPUTE_UNIT = 4
 """Work-items a core to aim at by splitting the context: enough that the last one to finish costs little,
 few enough that the partial results stay small."""
 
-_REGISTER_BLOCK_MAX = 12
-"""float8 sums of a register block: with the operands beside them they fill the 16 registers of AVX2."""
+_SUMS_MAX = {8: 12, 16: 24}
+"""Vectors of sums of a register block, by lanes: with the operands beside them they fill the 16 registers
+of AVX2, the 32 of AVX-512, and the 32 half as wide ones of NEON."""
+
+_PV_CHANNELS_MAX = 8
+"""Channels of a head are a multiple of 8."""
+
+_CONVERSION_COST = 2.5
+"""What a vector of float16 costs to load as float32: two instructions, on the ports that products need."""
 
 _QUERIES_MAX = 32
 """Queries (tokens x heads of a group) of a work-item: their scores of one chunk, 1 KiB each, fit L1."""
@@ -136,34 +143,60 @@ class Attention:
             self._merge.enqueue((self._shape.num_heads, plan.num_tokens, 1), _ONE)
 
 
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Register blocks of a variant, as attention.cl defines them."""
+
+    queries: int
+    qk_queries: int
+    qk_vectors: int
+    pv_queries: int
+    pv_channels: int
+
+
 def _build(device: OpenClDevice, shape: AttentionShape, tile: int) -> Program:
     """Build the variant for `tile` tokens a work-item."""
-    queries = tile * shape.group
-    qk_queries, qk_vectors = _register_block(queries, (4, 2, 1))
-    pv_queries, pv_channels = _register_block(queries, (4, 2, 1))
+    lanes = device.float_lanes
+    blocks = _choose_blocks(tile * shape.group, lanes)
     return device.build(
         "attention",
         HEAD_DIM=shape.head_dim,
         NUM_KV_HEADS=shape.num_kv_heads,
         GROUP=shape.group,
         TILE=tile,
+        LANES=lanes,
         CHUNK_TOKENS=CHUNK_TOKENS,
-        QK_QUERIES=qk_queries,
-        QK_VECTORS=qk_vectors,
-        PV_QUERIES=pv_queries,
-        PV_CHANNELS=pv_channels,
+        QUERIES=blocks.queries,
+        QK_QUERIES=blocks.qk_queries,
+        QK_VECTORS=blocks.qk_vectors,
+        PV_QUERIES=blocks.pv_queries,
+        PV_CHANNELS=blocks.pv_channels,
     )
 
 
-def _register_block(queries: int, widths: tuple[int, ...]) -> tuple[int, int]:
-    """Choose (rows, width): rows divide `queries`, and the block needs the fewest loads for its products.
+def _choose_blocks(queries: int, lanes: int) -> _Blocks:
+    """Choose the register blocks that need the fewest loads for their products."""
+    pv_queries = min(
+        (rows for rows in (2, 4, 8) if lanes // rows <= _PV_CHANNELS_MAX),
+        key=lambda rows: _pv_cost(_padded(queries, rows), rows, lanes // rows),
+    )
+    padded = _padded(queries, pv_queries)
+    qk_queries, qk_vectors = min(
+        (
+            (rows, vectors)
+            for rows in range(1, padded + 1)
+            for vectors in (4, 2, 1)
+            if padded % rows == 0 and vectors * lanes <= 32 and rows * vectors <= _SUMS_MAX[lanes]
+        ),
+        key=lambda block: 1 / block[1] + _CONVERSION_COST / block[0],
+    )
+    return _Blocks(padded, qk_queries, qk_vectors, pv_queries, lanes // pv_queries)
 
-    A block of r rows and w vectors loads r + w operands for r * w products.
-    """
-    blocks = [
-        (rows, width)
-        for rows in range(1, queries + 1)
-        for width in widths
-        if queries % rows == 0 and rows * width <= _REGISTER_BLOCK_MAX
-    ]
-    return min(blocks, key=lambda block: (block[0] + block[1]) / (block[0] * block[1]))
+
+def _pv_cost(queries: int, rows: int, channels: int) -> float:
+    """Instructions a channel: products, loads of weights, conversions of values."""
+    return queries + queries / channels + _CONVERSION_COST * queries / rows
+
+
+def _padded(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

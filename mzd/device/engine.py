@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mzd.device.attention import AttentionPlan, plan_attention
 from mzd.device.head_graph import HeadGraph
 from mzd.device.layer_graph import LayerGraph
+from mzd.device.matmul import Activations
 from mzd.device.opencl import OpenClDevice
 from mzd.device.rope_angles import RopeAngles
 from mzd.device.step_buffers import StepBuffers, StepLimits, attention_shape
@@ -37,6 +38,7 @@ class Engine:
         context_tokens_max: the longest context.
         ubatch_tokens_max: the most tokens of one step.
         logit_rows_max: the most rows of logits of one step.
+        activations: ``f32`` is exact, ``int8`` rounds them where a matrix is quantised; see `Matmul`.
 
     Attributes:
         num_layers: layers of the model.
@@ -55,6 +57,7 @@ class Engine:
         context_tokens_max: int,
         ubatch_tokens_max: int = 512,
         logit_rows_max: int = 8,
+        activations: Activations = "f32",
     ) -> None:
         _check_head_size(index.config)
         self._device = device
@@ -63,10 +66,10 @@ class Engine:
         self._buffers = StepBuffers(device, index.config, self._limits)
         self._angles = RopeAngles(index.config.rope)
         self._layers = [
-            LayerGraph(device, index.config, extent, layer, self._buffers)
+            LayerGraph(device, index.config, extent, layer, self._buffers, activations)
             for layer, extent in enumerate(index.layers)
         ]
-        self._head = HeadGraph(device, index.config, index.head, self._buffers)
+        self._head = HeadGraph(device, index.config, index.head, self._buffers, activations)
         self._num_chunks = [0] * len(self._layers)
         self._plan: AttentionPlan | None = None
         self._next_layer = 0

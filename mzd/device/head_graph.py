@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mzd.device.layer_graph import RmsNorm
-from mzd.device.matmul import Matmul
+from mzd.device.matmul import Activations, Matmul
 from mzd.device.opencl import OpenClDevice
+from mzd.device.rms_norm import RmsNorm
 from mzd.device.step_buffers import StepBuffers
 from mzd.formats.model_config import ModelConfig
 from mzd.formats.weight_layout import group_layout
@@ -20,7 +20,12 @@ class HeadGraph:
     """
 
     def __init__(
-        self, device: OpenClDevice, config: ModelConfig, extent: UnitExtent, buffers: StepBuffers
+        self,
+        device: OpenClDevice,
+        config: ModelConfig,
+        extent: UnitExtent,
+        buffers: StepBuffers,
+        activations: Activations,
     ) -> None:
         self._buffers = buffers
         self._address: int | None = None
@@ -39,20 +44,14 @@ class HeadGraph:
         self._embed.set_address(2, buffers.address("x"))
         self._norm = RmsNorm(
             device,
-            config.hidden_size,
+            extent.tensor("output_norm"),
             config.rms_eps,
             x_address=buffers.address("x"),
             y_address=buffers.address("normed"),
         )
-        self._matmul = Matmul(device, output, tokens_max=len(buffers.logits))
+        self._matmul = Matmul(device, output, tokens_max=len(buffers.logits), activations=activations)
         self._embedding_offset = embedding.offset_bytes
-        self._norm_offset = extent.tensor("output_norm").offset_bytes
         self._output_offset = output.offset_bytes
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether the head unit is resident."""
-        return self._address is not None
 
     def bind(self, address: int) -> None:
         """Use the resident head unit at `address`."""
@@ -78,7 +77,7 @@ class HeadGraph:
             RuntimeError: the head unit is not bound.
         """
         address = self._bound_address()
-        self._norm.enqueue(address + self._norm_offset, num_tokens, first_row=first_token)
+        self._norm.enqueue(address, num_tokens, first_row=first_token)
         self._matmul.enqueue(
             weights_address=address + self._output_offset,
             x_address=self._buffers.address("normed"),

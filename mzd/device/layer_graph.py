@@ -4,45 +4,25 @@ from __future__ import annotations
 
 from mzd.device.attention import Attention, AttentionPlan
 from mzd.device.kernel import BoundKernel
-from mzd.device.matmul import Matmul
+from mzd.device.matmul import Activations, Matmul
 from mzd.device.opencl import OpenClDevice
+from mzd.device.projections import Projections
+from mzd.device.rms_norm import RmsNorm
 from mzd.device.step_buffers import StepBuffers, attention_shape
 from mzd.formats.model_config import ModelConfig
-from mzd.formats.weight_store import UnitExtent
+from mzd.formats.weight_store import TensorSpec, UnitExtent
 from mzd.policy.units import CHUNK_TOKENS
 
 _ONE = (1,)
 _SILU_BLOCK = 512
 """Elements of a work-item of silu_mul, BLOCK in elementwise.cl."""
 
-_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-
-
-class RmsNorm:
-    """Normalise rows of `cols` floats from `x_address` into `y_address`."""
-
-    def __init__(
-        self, device: OpenClDevice, cols: int, eps: float, *, x_address: int, y_address: int
-    ) -> None:
-        self._kernel = device.kernel(device.build("norm"), "rms_norm")
-        self._kernel.set_address(0, x_address)
-        self._kernel.set_address(2, y_address)
-        self._kernel.set_int(3, cols)
-        self._kernel.set_float(4, eps)
-        self._x_address = x_address
-        self._row_bytes = cols * 4
-
-    def enqueue(self, weight_address: int, num_rows: int, *, first_row: int = 0) -> None:
-        """Normalise `num_rows` rows from `first_row` on; the result begins at row 0 of y."""
-        self._kernel.set_address(0, self._x_address + first_row * self._row_bytes)
-        self._kernel.set_address(1, weight_address)
-        self._kernel.enqueue((num_rows,), _ONE)
-
 
 class LayerGraph:
     """One layer of a llama: attention and a gated MLP, each behind a norm and added to the residual stream.
 
-    Arguments that never change are set here; a step sets none but its number of tokens.
+    Arguments that never change are set here. A step sets those that depend on its number of tokens, and
+    none if the step before had as many.
 
     Args:
         extent: where the layer's tensors lie in its weight unit.
@@ -50,41 +30,17 @@ class LayerGraph:
     """
 
     def __init__(
-        self, device: OpenClDevice, config: ModelConfig, extent: UnitExtent, layer: int, buffers: StepBuffers
+        self,
+        device: OpenClDevice,
+        config: ModelConfig,
+        extent: UnitExtent,
+        layer: int,
+        buffers: StepBuffers,
+        activations: Activations,
     ) -> None:
-        self._buffers = buffers
-        self._ffn_size = config.ffn_size
-        self._tokens_max = len(buffers.tokens)
-        self._offsets = {spec.role: spec.offset_bytes for spec in extent.tensors}
         self._weights_address: int | None = None
-        self._norm = RmsNorm(
-            device,
-            config.hidden_size,
-            config.rms_eps,
-            x_address=buffers.address("x"),
-            y_address=buffers.address("normed"),
-        )
-        self._matmuls = {
-            role: Matmul(device, extent.tensor(role), tokens_max=self._tokens_max) for role in _MATRICES
-        }
-        self._rope = _rope_kernel(device, config, layer, buffers)
-        self._attention = Attention(
-            device,
-            attention_shape(config),
-            step_address=buffers.address("step"),
-            chunk_table_address=buffers.chunk_table_address(layer),
-            q_address=buffers.address("q"),
-            out_address=buffers.address("attended"),
-            partials_address=buffers.address("partials"),
-        )
-        self._silu = device.kernel(device.build("elementwise"), "silu_mul")
-        self._silu.set_address(0, buffers.address("gate"))
-        self._silu.set_address(1, buffers.address("up"))
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether the layer's weights are resident."""
-        return self._weights_address is not None
+        self._attention = _AttentionBlock(device, config, extent, layer, buffers, activations)
+        self._mlp = _MlpBlock(device, config, extent, buffers, activations)
 
     def bind(self, weights_address: int) -> None:
         """Take the layer's weights from the resident unit at `weights_address`."""
@@ -102,43 +58,123 @@ class LayerGraph:
         """
         if self._weights_address is None:
             raise RuntimeError("layer enqueued while its weights are not resident")
-        self._enqueue_attention(self._weights_address, plan)
-        self._enqueue_mlp(self._weights_address, plan.num_tokens)
+        self._attention.enqueue(self._weights_address, plan)
+        self._mlp.enqueue(self._weights_address, plan.num_tokens)
 
-    def _enqueue_attention(self, weights_address: int, plan: AttentionPlan) -> None:
-        num_tokens = plan.num_tokens
-        self._norm.enqueue(weights_address + self._offsets["attn_norm"], num_tokens)
-        self._multiply("attn_q", weights_address, "normed", "q", num_tokens)
-        self._multiply("attn_k", weights_address, "normed", "k", num_tokens)
-        self._multiply("attn_v", weights_address, "normed", "v", num_tokens)
-        self._rope.enqueue((num_tokens,), _ONE)
+
+class _AttentionBlock:
+    """x += attention(norm(x))."""
+
+    def __init__(
+        self,
+        device: OpenClDevice,
+        config: ModelConfig,
+        extent: UnitExtent,
+        layer: int,
+        buffers: StepBuffers,
+        activations: Activations,
+    ) -> None:
+        self._buffers = buffers
+        self._norm = _block_norm(device, config, extent.tensor("attn_norm"), buffers)
+        self._qkv = Projections(
+            device,
+            [extent.tensor(role) for role in ("attn_q", "attn_k", "attn_v")],
+            x_address=buffers.address("normed"),
+            y_address=buffers.address("qkv"),
+            tokens_max=len(buffers.tokens),
+            activations=activations,
+        )
+        self._rope = _rope_kernel(device, config, layer, buffers)
+        self._attention = Attention(
+            device,
+            attention_shape(config),
+            step_address=buffers.address("step"),
+            chunk_table_address=buffers.chunk_table_address(layer),
+            q_address=buffers.address("qkv"),
+            out_address=buffers.address("attended"),
+            partials_address=buffers.address("partials"),
+        )
+        self._output = _Residual(device, extent.tensor("attn_output"), "attended", buffers, activations)
+
+    def enqueue(self, weights_address: int, plan: AttentionPlan) -> None:
+        self._norm.enqueue(weights_address, plan.num_tokens)
+        self._qkv.enqueue(weights_address, plan.num_tokens)
+        for argument, index in ((2, 0), (3, 1), (4, 2)):  # q, k, v
+            self._rope.set_address(argument, self._qkv.output_address(index, plan.num_tokens))
+        self._rope.enqueue((plan.num_tokens,), _ONE)
         self._attention.enqueue(plan)
-        self._multiply("attn_output", weights_address, "attended", "x", num_tokens, accumulate=True)
+        self._output.enqueue(weights_address, plan.num_tokens)
 
-    def _enqueue_mlp(self, weights_address: int, num_tokens: int) -> None:
-        self._norm.enqueue(weights_address + self._offsets["ffn_norm"], num_tokens)
-        self._multiply("ffn_gate", weights_address, "normed", "gate", num_tokens)
-        self._multiply("ffn_up", weights_address, "normed", "up", num_tokens)
+
+class _MlpBlock:
+    """x += down(silu(gate(norm(x))) * up(norm(x)))."""
+
+    def __init__(
+        self,
+        device: OpenClDevice,
+        config: ModelConfig,
+        extent: UnitExtent,
+        buffers: StepBuffers,
+        activations: Activations,
+    ) -> None:
+        self._ffn_size = config.ffn_size
+        self._norm = _block_norm(device, config, extent.tensor("ffn_norm"), buffers)
+        self._gate_up = Projections(
+            device,
+            [extent.tensor(role) for role in ("ffn_gate", "ffn_up")],
+            x_address=buffers.address("normed"),
+            y_address=buffers.address("gate_up"),
+            tokens_max=len(buffers.tokens),
+            activations=activations,
+        )
+        self._silu = device.kernel(device.build("elementwise"), "silu_mul")
+        self._silu.set_address(0, buffers.address("gate_up"))
+        self._down = _Residual(device, extent.tensor("ffn_down"), "gate_up", buffers, activations)
+
+    def enqueue(self, weights_address: int, num_tokens: int) -> None:
+        self._norm.enqueue(weights_address, num_tokens)
+        self._gate_up.enqueue(weights_address, num_tokens)
         count = num_tokens * self._ffn_size
+        self._silu.set_address(1, self._gate_up.output_address(1, num_tokens))
         self._silu.set_int(2, count)
         self._silu.enqueue((-(-count // _SILU_BLOCK),), _ONE)
-        self._multiply("ffn_down", weights_address, "gate", "x", num_tokens, accumulate=True)
+        self._down.enqueue(weights_address, num_tokens)
 
-    def _multiply(
-        self, role: str, weights_address: int, x: str, y: str, num_tokens: int, *, accumulate: bool = False
+
+class _Residual:
+    """x += y W^T: the product that a block adds to the residual stream; y is the buffer `source`."""
+
+    def __init__(
+        self,
+        device: OpenClDevice,
+        spec: TensorSpec,
+        source: str,
+        buffers: StepBuffers,
+        activations: Activations,
     ) -> None:
-        """Enqueue y = x W^T, or y += x W^T, between two buffers of the step."""
-        self._matmuls[role].enqueue(
-            weights_address=weights_address + self._offsets[role],
-            x_address=self._buffers.address(x),
-            y_address=self._buffers.address(y),
+        self._matmul = Matmul(device, spec, tokens_max=len(buffers.tokens), activations=activations)
+        self._offset_bytes = spec.offset_bytes
+        self._source_address = buffers.address(source)
+        self._x_address = buffers.address("x")
+
+    def enqueue(self, weights_address: int, num_tokens: int) -> None:
+        self._matmul.enqueue(
+            weights_address=weights_address + self._offset_bytes,
+            x_address=self._source_address,
+            y_address=self._x_address,
             num_tokens=num_tokens,
-            accumulate=accumulate,
+            accumulate=True,
         )
 
 
+def _block_norm(device: OpenClDevice, config: ModelConfig, spec: TensorSpec, buffers: StepBuffers) -> RmsNorm:
+    """The norm before a block: from the residual stream into the buffer that its matrices read."""
+    x_address, y_address = buffers.address("x"), buffers.address("normed")
+    return RmsNorm(device, spec, config.rms_eps, x_address=x_address, y_address=y_address)
+
+
 def _rope_kernel(device: OpenClDevice, config: ModelConfig, layer: int, buffers: StepBuffers) -> BoundKernel:
-    """Make the kernel that rotates q and k and writes k and v into the layer's chunks."""
+    """Make the kernel that rotates q and k and writes k and v into the layer's chunks; they are set later."""
     program = device.build(
         "rope",
         NUM_HEADS=config.num_heads,
@@ -149,7 +185,7 @@ def _rope_kernel(device: OpenClDevice, config: ModelConfig, layer: int, buffers:
         CHUNK_TOKENS=CHUNK_TOKENS,
     )
     kernel = device.kernel(program, "rope_kv", follows_pointers=True)
-    for i, name in enumerate(("step", "angles", "q", "k", "v")):
-        kernel.set_address(i, buffers.address(name))
+    kernel.set_address(0, buffers.address("step"))
+    kernel.set_address(1, buffers.address("angles"))
     kernel.set_address(5, buffers.chunk_table_address(layer))
     return kernel

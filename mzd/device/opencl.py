@@ -26,6 +26,9 @@ _SVM_LEVELS = ((1 << 2, "fine_system"), (1 << 1, "fine_buffer"), (1 << 0, "coars
 
 _INSTALL_HINT = "install an OpenCL driver, for the CPU: apt install pocl-opencl-icd"
 
+RESERVATION_BYTES = 1 << 30
+"""Large buffers fail on drivers that announce them; 1 GiB is taken everywhere."""
+
 Define = int | float | str
 
 
@@ -52,6 +55,8 @@ class OpenClDevice:
         compute_units: cores of a CPU, or a GPU's equivalent.
         svm_level: ``none``, ``coarse_buffer``, ``fine_buffer`` or ``fine_system``.
         unified_memory: whether host and device share their memory.
+        reservation_bytes_max: the longest piece of shared memory to reserve at once.
+        float_lanes: floats of the vectors that suit the device, 8 or 16.
     """
 
     def __init__(self, device: cl.Device, *, cache_dir: Path | None) -> None:
@@ -60,7 +65,9 @@ class OpenClDevice:
         self.compute_units: int = device.max_compute_units
         self.svm_level = _svm_level(device)
         self.unified_memory = bool(device.host_unified_memory)
+        self.float_lanes = 16 if device.native_vector_width_float >= 16 else 8
         self._cache_dir = None if cache_dir is None else str(cache_dir)
+        self.reservation_bytes_max = int(min(device.max_mem_alloc_size, RESERVATION_BYTES))
         self._context = cl.Context([device])
         self._queue = cl.CommandQueue(self._context, device)
         self._queue_handle: int = self._queue.int_ptr

@@ -130,16 +130,15 @@ def _kept_sizes(config: ModelConfig, limits: StepLimits) -> dict[str, int]:
 
 def _attention_sizes(device: OpenClDevice, config: ModelConfig, limits: StepLimits) -> dict[str, int]:
     q_bytes = limits.tokens * config.size("q") * 4
-    kv_bytes = limits.tokens * config.size("kv") * 4
+    qkv_bytes = limits.tokens * (config.size("q") + 2 * config.size("kv")) * 4
     partials = partials_bytes(
         attention_shape(config),
         tokens_max=limits.tokens,
         context_tokens_max=limits.context_tokens,
         compute_units=device.compute_units,
     )
-    return {"q": q_bytes, "k": kv_bytes, "v": kv_bytes, "attended": q_bytes, "partials": partials}
+    return {"qkv": qkv_bytes, "attended": q_bytes, "partials": partials}
 
 
 def _mlp_sizes(config: ModelConfig, limits: StepLimits) -> dict[str, int]:
-    ffn_bytes = limits.tokens * config.ffn_size * 4
-    return {"gate": ffn_bytes, "up": ffn_bytes}
+    return {"gate_up": limits.tokens * 2 * config.ffn_size * 4}

@@ -91,6 +91,14 @@ def test_agrees_with_float64(device, shape, num_tokens, position):
     assert largest_error(Context(device, shape, num_tokens, position + num_tokens)) < TOLERANCE
 
 
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize("num_tokens", [1, 7])
+@pytest.mark.parametrize("position", [0, 255, 700])
+def test_any_width_of_vectors(device, monkeypatch, lanes, num_tokens, position):
+    monkeypatch.setattr(device, "float_lanes", lanes)
+    assert largest_error(Context(device, SMOLLM2, num_tokens, position + num_tokens)) < TOLERANCE
+
+
 @pytest.mark.parametrize("num_tokens", [1, 8])
 @pytest.mark.parametrize("compute_units", [1, 3, 16, 200])
 def test_any_number_of_splits(device, num_tokens, compute_units):
