@@ -88,7 +88,12 @@ class ChatTemplate:
             MzdError: as `render`, and `invalid_params` for text that cannot be encoded.
         """
         check_messages(messages)
-        now = datetime.now()
+        parts = self._parts(tokenizer, messages, add_generation_prompt)
+        return tokenizer.with_bos(_encode_parts(tokenizer, parts))
+
+    def _parts(self, tokenizer: Tokenizer, messages: Sequence[Message], add_generation_prompt: bool) -> Parts:
+        """The template's special tokens as ids and the text between them."""
+        now = datetime.now()  # one for both texts
         contents = [message["content"] for message in messages]
         disguise = Disguise(tokenizer.special_ids, (self._source, *contents))
         disguised = [{**message, "content": disguise.put_on(message["content"])} for message in messages]
@@ -98,9 +103,9 @@ class ChatTemplate:
             part if isinstance(part, int) else disguise.take_off(part)
             for part in tokenizer.split_special(text)
         ]
-        if disguise.take_off(text) != plain_text:
-            parts = _safer(tokenizer, contents, parts, list(tokenizer.split_special(plain_text)))
-        return tokenizer.with_bos(_encode_parts(tokenizer, parts))
+        if disguise.take_off(text) == plain_text:
+            return parts
+        return _safer(tokenizer, contents, parts, list(tokenizer.split_special(plain_text)))
 
     def _render(self, messages: Sequence[Message], now: datetime, add_generation_prompt: bool) -> str:
         if self._wants_parts:
@@ -108,13 +113,9 @@ class ChatTemplate:
         return self._run(messages, now, add_generation_prompt)
 
     def _run(self, messages: Sequence[Message], now: datetime, add_generation_prompt: bool) -> str:
-        variables = {
-            **self._constants,
-            "messages": messages,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        variables = {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(variables, now=now)
+            return self._template.render(self._constants | variables, now=now)
         except TemplateRefusal as error:
             message = f"the model's chat template refuses these messages: {error}"
             raise MzdError("invalid_params", message, parameter="messages") from error
