@@ -154,7 +154,7 @@ def _seconds(text: str) -> float:
 
 def _add_models(commands: _Commands) -> None:
     pull = _command(commands, "pull", model_commands.pull)
-    pull.add_argument("name", metavar="NAME", help="a model of the library")
+    pull.add_argument("name", metavar="NAME", help="a known name, or hf:OWNER/REPO/FILE")
     importer = _command(commands, "import", model_commands.import_model)
     importer.add_argument("file", type=Path, metavar="FILE", help="a GGUF file")
     importer.add_argument("--name", metavar="NAME", help="the model's name; else the file's")

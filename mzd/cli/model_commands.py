@@ -2,49 +2,68 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from mzd.cli.output import Exit, Output, console, note
+
+if TYPE_CHECKING:
+    from mzd.model.library import InstalledModel, ModelLibrary
+
+Report = Callable[[str, int, int], None]
 
 
 def pull(arguments: Namespace, output: Output) -> int:
     """`mzd pull NAME`: fetch a model and make its weight store."""
     from mzd.model.pull import pull as pull_model
 
-    with _progress_bar(f"pull {arguments.name}") as progress:
-        path = pull_model(arguments.name, progress)
-    output.result({"name": arguments.name, "path": str(path)}, lambda shown: note(f"ready: {shown['path']}"))
+    with _progress_bar() as report:
+        pulled = pull_model(arguments.name, _library(), progress=report)
+    _show(pulled.model, output)
     return Exit.DONE
 
 
 def import_model(arguments: Namespace, output: Output) -> int:
     """`mzd import FILE`: make the weight store of a GGUF file."""
-    from mzd.model.importer import import_gguf
-    from mzd.model.library import store_path
-
-    name = arguments.name or arguments.file.stem
-    path = store_path(name)
-    with _progress_bar(f"import {name}") as progress:
-        index = import_gguf(arguments.file, path, progress=progress)
-    result = {"name": name, "path": str(path), "model_id": index.model_id}
-    output.result(result, lambda shown: note(f"ready: {shown['path']}"))
+    with _progress_bar() as report:
+        model = _library().import_file(
+            arguments.file, arguments.name, progress=lambda done, total: report("import", done, total)
+        )
+    _show(model, output)
     return Exit.DONE
 
 
-@contextmanager
-def _progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr; what it yields takes (done_bytes, total_bytes). Silent where stderr is no terminal."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+def _library() -> ModelLibrary:
+    from mzd.model.library import ModelLibrary, models_directory
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
+    return ModelLibrary(models_directory(os.environ))
+
+
+def _show(model: InstalledModel, output: Output) -> None:
+    result = {"name": model.name, "directory": str(model.directory), "store": str(model.store_path)}
+    output.result(result, lambda shown: note(f"ready: mzd serve --model {shown['name']}"))
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Report]:
+    """Bars on stderr, one a phase: what this yields takes (phase, done_bytes, total_bytes).
+
+    Silent where stderr is no terminal.
+    """
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    title = TextColumn("{task.description}", markup=False)
     terminal = console(stderr=True)
-    with Progress(*columns, console=terminal, disable=not terminal.is_terminal) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    columns = (title, BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=terminal, disable=not terminal.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def report(phase: str, done: int, total: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(phase)
+            bars.update(tasks[phase], completed=done, total=total)
+
+        yield report

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from argparse import ArgumentTypeError
+from fractions import Fraction
 from typing import Final
 
-_AMOUNT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(%|(?:([KMGT])(i?))?B?)", re.IGNORECASE)
+_AMOUNT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(%|(?:([KMGT])(i?))?B?)", re.IGNORECASE | re.ASCII)
 _POWER: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 AMOUNT_HELP: Final = (
     "bytes, or with a unit: K M G T are powers of 1000, Ki Mi Gi Ti of 1024; "
@@ -29,7 +31,7 @@ def evict_amount(text: str) -> dict[str, int | float]:
     if unit == "%":
         return {"fraction": _fraction(float(number))}
     scale = (1024 if binary else 1000) ** _POWER[(prefix or "").upper()]
-    return {"bytes": -int(-float(number) * scale // 1)}
+    return {"bytes": math.ceil(Fraction(number) * scale)}
 
 
 def _fraction(percent: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ _MEMORY_ROWS = (
     ("head_bytes", "embedding and output matrix", "mzd evict"),
     ("kv_bytes", "KV of contexts", "mzd evict, mzd drop"),
     ("compressed_bytes", "KV, compressed", "mzd evict 100%, mzd drop"),
+    ("staging_bytes", "read and write buffers", "goes with the daemon"),
     ("scratch_bytes", "scratch", "goes with the daemon"),
     ("baseline_bytes", "the program itself", "goes with the daemon"),
 )
@@ -31,7 +31,8 @@ _STORAGE_ROWS = (
 def status_view(status: Mapping[str, Any]) -> RenderableType:
     """One screen: who, what RAM and flash hold, how to free each, pressure, contexts."""
     sections: list[RenderableType] = [_heading(status), _memory_table(status["memory"], status["storage"])]
-    sections.append(_pressure_line(status["pressure"]))
+    if status["pressure"] is not None:
+        sections.append(_pressure_line(status["pressure"]))
     if status["contexts"]:
         sections.append(contexts_table(status["contexts"]))
     return Group(*sections)
@@ -62,7 +63,7 @@ def _add_rows(
     table: Table, place: str, sizes: Mapping[str, Any], rows: Iterable[tuple[str, str, str]]
 ) -> None:
     for key, what, how in rows:
-        table.add_row(place, what, format_bytes(sizes[key]), how)
+        table.add_row(place, what, _size(sizes.get(key)), how)
         place = ""
 
 
@@ -71,7 +72,7 @@ def _pressure_line(pressure: Mapping[str, Any]) -> Text:
     decision = pressure["last_decision"]
     return Text(
         f"pressure {pressure['level']} (from {pressure['source']}): {_size(available)} available, "
-        f"floor {_size(floor)}" + (f"; last decision: {decision}" if decision else "")
+        f"floor {_size(floor)}" + (f"; last decision: {decision['reason']}" if decision else "")
     )
 
 
@@ -90,16 +91,18 @@ def contexts_table(contexts: Sequence[Mapping[str, Any]]) -> Table:
         flags = " ".join(
             ("pinned",) * bool(context["pinned"]) + (context["state"],) * (context["state"] != "ok")
         )
-        used = _ago(time.time() - context["last_used_s"])
+        used = _ago(context["last_used_s"])
         table.add_row(context["context"], str(context["tokens"]), *sizes, used, flags)
     return table
 
 
-def _ago(seconds: float) -> str:
+def _ago(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
     for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= unit_s:
             return f"{seconds / unit_s:.0f} {unit} ago"
-    return f"{max(seconds, 0):.0f} s ago"
+    return f"{seconds:.0f} s ago"
 
 
 def _table(*columns: tuple[str, str]) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -15,6 +15,7 @@ from mzd.errors import MzdError
 from mzd.rpc.endpoint import NoDaemonError, connect_socket, default_socket_path
 from mzd.rpc.framing import FrameReader
 from mzd.rpc.limits import CLIENT_LIMITS
+from mzd.rpc.params import SCHEMAS
 from mzd.rpc.protocol import (
     MSGID_MAX,
     Message,
@@ -67,19 +68,20 @@ class RpcClient:
         """Call a method and wait for its result.
 
         Args:
-            on_notification: gets (method, params) of each notification about this call; the call is given a
-                `request` name if `params` has none, so use it with methods that take one.
+            params: a `generate` without a `request` name is given one.
+            on_notification: gets (method, params) of each notification about this `generate`.
 
         Raises:
             MzdError: the daemon's error; `no_daemon` when the connection is lost.
 
-        Cancelled: the daemon is told to cancel the call if it has a name.
+        Cancelled: the daemon is told to cancel it, if it is a `generate`; any other runs on unheard.
         """
         params = dict(params or {})
         msgid = next(self._msgids) & MSGID_MAX
-        if on_notification is not None:
-            params.setdefault("request", f"{os.getpid()}-{os.urandom(6).hex()}")
-        pending = _Pending(params.get("request"), on_notification)
+        names_itself = method in SCHEMAS and SCHEMAS[method].names_request
+        if names_itself:  # elsewhere `request` is the name of another call
+            params["request"] = params.get("request") or f"{os.getpid()}-{os.urandom(6).hex()}"
+        pending = _Pending(params["request"] if names_itself else None, on_notification)
         response = await self._exchange(msgid, encode_request(msgid, method, params), pending)
         if response.error is not None:
             raise decode_error(response.error)
@@ -150,11 +152,10 @@ class RpcClient:
 
     async def write_frames(self) -> None:
         """Serve the sending side; the only task that writes, so that no frame is ever cut."""
-        try:
-            async for frame in self._outgoing:
+        async for frame in self._outgoing:
+            # After the end frames are thrown away, so that no caller waits here: the reading side tells them.
+            with suppress(trio.BrokenResourceError):
                 await self._stream.send_all(frame)
-        except trio.BrokenResourceError:
-            pass  # the reading side sees the end too, and tells the calls
 
 
 @asynccontextmanager

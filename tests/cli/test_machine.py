@@ -1,0 +1,124 @@
+"""The commands that need no daemon: serve, pull, import, doctor, bench, on fakes of what they call."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from mzd.cli.main import main
+from mzd.errors import MzdError
+
+
+def fake_module(monkeypatch, name, **contents):
+    module = ModuleType(name)
+    module.__dict__.update(contents)
+    monkeypatch.setitem(sys.modules, name, module)
+    if parent := sys.modules.get(name.rpartition(".")[0]):
+        monkeypatch.setattr(parent, name.rpartition(".")[2], module, raising=False)
+
+
+def test_serve_lays_its_flags_over_the_file(monkeypatch):
+    seen = []
+    fake_module(monkeypatch, "mzd.daemon.config", load_config=lambda path, flags: (path, flags))
+    fake_module(monkeypatch, "mzd.daemon.main", run_daemon=lambda config: seen.append(config) or 7)
+    assert (
+        main(["serve", "--config", "x.toml", "--context", "4096", "--activations", "f32", "--model", "m"])
+        == 7
+    )
+    assert main(["serve"]) == 7
+    assert seen == [(Path("x.toml"), {"context": 4096, "activations": "f32", "model": "m"}), (None, {})]
+
+
+def test_serve_refuses_a_wrong_configuration(monkeypatch, capsys):
+    def load_config(_path, _flags):
+        raise MzdError("invalid_params", "the configuration has no key x")
+
+    fake_module(monkeypatch, "mzd.daemon.config", load_config=load_config)
+    fake_module(monkeypatch, "mzd.daemon.main", run_daemon=None)
+    assert main(["serve", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "invalid_params"
+
+
+@dataclass
+class Model:
+    name: str
+    directory: Path
+    store_path: Path
+
+
+def test_pull_and_import(monkeypatch, capsys, tmp_path):
+    model = Model("smol", tmp_path, tmp_path / "weights.mzw")
+    seen = []
+
+    class Library:
+        def __init__(self, root):
+            assert root == Path("/models")
+
+        def import_file(self, path, name, *, progress):
+            progress(1, 2)
+            seen.append((path, name))
+            return model
+
+    def pull(name, library, *, progress):
+        progress("download", 1, 2)
+        progress("import", 2, 2)
+        seen.append((name, type(library)))
+        return Pulled(model)
+
+    @dataclass
+    class Pulled:
+        model: Model
+
+    fake_module(
+        monkeypatch, "mzd.model.library", ModelLibrary=Library, models_directory=lambda _: Path("/models")
+    )
+    fake_module(monkeypatch, "mzd.model.pull", pull=pull)
+    assert main(["pull", "smol"]) == 0
+    assert "mzd serve --model smol" in capsys.readouterr().err
+    assert main(["import", "x.gguf", "--name", "n", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "name": "smol", "directory": str(tmp_path), "store": str(tmp_path / "weights.mzw"),
+    }  # fmt: skip
+    assert seen == [("smol", Library), (Path("x.gguf"), "n")]
+
+
+@dataclass
+class Check:
+    name: str
+    ok: bool
+    detail: str
+    advice: str
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_doctor_says_what_to_do(monkeypatch, capsys, ok):
+    checks = [Check("OpenCL", True, "PoCL 3.1", ""), Check("PSI", ok, "/proc/pressure", "boot with psi=1")]
+    fake_module(monkeypatch, "mzd.daemon.doctor", run_checks=lambda: checks)
+    assert main(["doctor"]) == (0 if ok else 1)
+    assert ("-> boot with psi=1" in capsys.readouterr().out) is not ok
+    main(["doctor", "--json"])
+    assert [check["ok"] for check in json.loads(capsys.readouterr().out)["checks"]] == [True, ok]
+
+
+def test_bench_prints_a_table_and_writes_json(monkeypatch, capsys, tmp_path):
+    def run_benchmark(name, *, quick, report):
+        report("measuring")
+        rows = [{"codec": "int8", "saving": 0.469}, {"codec": "none", "saving": 0.0}]
+        return {"bench": name, "quick": quick, "rows": rows, "decode_over_memcpy": 0.91}
+
+    fake_module(monkeypatch, "mzd.benchmarks")
+    fake_module(monkeypatch, "mzd.benchmarks.main", run_benchmark=run_benchmark)
+    path = tmp_path / "codec.json"
+    assert main(["bench", "codec", "--quick", "--json", str(path)]) == 0
+    printed = capsys.readouterr()
+    assert "0.469" in printed.out
+    assert "decode_over_memcpy: 0.91" in printed.out
+    assert "measuring" in printed.err
+    assert json.loads(path.read_text())["quick"] is True
+    assert main(["bench", "codec", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bench"] == "codec"
