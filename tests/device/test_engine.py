@@ -58,6 +58,20 @@ async def test_golden_continuations(loaded, golden, prompt):
     await check_greedy(loaded, model["prompts"][prompt], model)
 
 
+@pytest.mark.parametrize("file", ["llama-Q8_0", "llama-Q4_0", "llama-Q4_1"])
+async def test_golden_steps_with_rounded_activations(device, golden, file):
+    """Activations in 8 bits move logits by up to one: wherever the margin is wider, the token is the same."""
+    model = LoadedModel(device, FIXTURES / f"{file}.gguf", activations="int8")
+    compared = 0
+    for prompt in golden[f"{file}.gguf"]["prompts"]:
+        choices = await model.forced(prompt["tokens"], prompt["continuation"])
+        clear = [i for i, margin in enumerate(prompt["margins"]) if margin >= 1.0]
+        assert [choices[i] for i in clear] == [prompt["continuation"][i] for i in clear]
+        compared += len(clear)
+    assert compared > 50
+    model.close()
+
+
 async def test_logits_agree_with_the_reference(loaded):
     tokens = np.arange(7, 7 + 40)
     expected = ReferenceModel(loaded.file).logits(tokens)
@@ -178,11 +192,17 @@ def test_head_sizes_that_kernels_cannot_take(device, small):
 
 
 @pytest.fixture(scope="module")
-def real_model(device):
-    """SmolLM2-135M-Instruct, if its file is there."""
+def real_path():
+    """The file of SmolLM2-135M-Instruct, if it is there."""
     if not REAL_MODEL.exists():
         pytest.skip(f"{REAL_MODEL} is not there")
-    model = LoadedModel(device, REAL_MODEL, context_tokens=2304, logit_rows=64)
+    return REAL_MODEL
+
+
+@pytest.fixture(scope="module")
+def real_model(device, real_path):
+    """The real model with all units resident."""
+    model = LoadedModel(device, real_path, context_tokens=2304, logit_rows=64)
     yield model
     model.close()
 
@@ -204,11 +224,12 @@ async def test_real_model_continues_as_expected(real_model, smollm2, case):
 async def test_real_model_likelihood(real_model, smollm2):
     expected = smollm2["nll"][0]
     tokens = np.array(expected["tokens"])
-    losses = []
-    for begin in range(0, len(tokens), 64):
-        logits = (await real_model.step(tokens[begin : begin + 64], begin, rows="all")).astype(np.float64)
-        log_sums = np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) + logits.max(1)
-        targets = tokens[begin + 1 : begin + 65]
-        losses += list(log_sums[: len(targets)] - logits[np.arange(len(targets)), targets])
-    assert len(losses) == 1023
-    assert abs(np.mean(losses) - expected["mean_nll"]) < 0.001
+    assert abs(await real_model.mean_loss(tokens) - expected["mean_nll"]) < 0.001
+
+
+@pytest.mark.model
+async def test_real_model_likelihood_with_rounded_activations(device, real_path, smollm2):
+    model = LoadedModel(device, real_path, logit_rows=64, activations="int8")
+    expected = smollm2["nll"][0]
+    assert abs(await model.mean_loss(np.array(expected["tokens"])) - expected["mean_nll"]) < 0.005
+    model.close()

@@ -15,7 +15,9 @@ from tests.reference.model import pack_units, read_model
 class LoadedModel:
     """An engine with a model's units bound; `close` frees all of it."""
 
-    def __init__(self, device, path: Path, *, context_tokens=1024, ubatch_tokens=512, logit_rows=8):
+    def __init__(
+        self, device, path: Path, *, context_tokens=1024, ubatch_tokens=512, logit_rows=8, activations="f32"
+    ):
         self.file = read_model(path)
         self.index, layers, head = pack_units(self.file)
         self._device = device
@@ -26,6 +28,7 @@ class LoadedModel:
             context_tokens_max=context_tokens,
             ubatch_tokens_max=ubatch_tokens,
             logit_rows_max=logit_rows,
+            activations=activations,
         )
         self.layer_addresses = [self._put(unit) for unit in layers]
         self.head_address = self._put(head)
@@ -69,6 +72,24 @@ class LoadedModel:
             logits = await self.step(tokens[-1:], len(prompt) + len(tokens) - 1)
             tokens.append(int(logits[0].argmax()))
         return tokens, first
+
+    async def forced(self, prompt, continuation):
+        """Return the greedy id at each step of `continuation`, fed as it is given, not as it was chosen."""
+        choices = [int((await self.prefill(prompt)).argmax())]
+        for i, token in enumerate(continuation[:-1]):
+            choices.append(int((await self.step([token], len(prompt) + i))[0].argmax()))
+        return choices
+
+    async def mean_loss(self, tokens, *, ubatch=64):
+        """Return the mean of -ln p(next token) over a sequence."""
+        losses = []
+        for begin in range(0, len(tokens), ubatch):
+            logits = (await self.step(tokens[begin : begin + ubatch], begin, rows="all")).astype(np.float64)
+            targets = tokens[begin + 1 : begin + ubatch + 1]
+            top = logits.max(axis=1)
+            log_sums = np.log(np.exp(logits - top[:, None]).sum(axis=1)) + top
+            losses += list(log_sums[: len(targets)] - logits[np.arange(len(targets)), targets])
+        return np.mean(losses)
 
     def close(self):
         """Free units, chunks and the engine's scratch."""
