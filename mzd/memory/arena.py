@@ -250,16 +250,16 @@ class Arena:
                 self._idle.wait()
 
     def _widen(self, start: int, end: int, bounds: _Run) -> Range:
-        """Grow ``[start, end)`` to whole huge pages where these are untouched and all the run's own."""
+        """Grow ``[start, end)`` to whole huge pages where these are all the run's own."""
         first = _round_down(start, HUGE_PAGE_BYTES)
         last = _round_up(end, HUGE_PAGE_BYTES)
-        low = first if self._is_untouched(first, first + HUGE_PAGE_BYTES, bounds) else start
-        high = last if self._is_untouched(last - HUGE_PAGE_BYTES, last, bounds) else end
+        low = first if self._is_whole(first, first + HUGE_PAGE_BYTES, bounds) else start
+        high = last if self._is_whole(last - HUGE_PAGE_BYTES, last, bounds) else end
         return low, high
 
-    def _is_untouched(self, low: int, high: int, bounds: _Run) -> bool:
+    def _is_whole(self, low: int, high: int, bounds: _Run) -> bool:
         inside = bounds.start <= low and high <= bounds.end
-        taken = any(ranges.overlaps(low, high) for ranges in (self._free, self._populated, self._busy))
+        taken = self._free.overlaps(low, high) or self._busy.overlaps(low, high)
         return self._huge_pages and inside and not taken
 
     def _lock_error(self, code: int) -> MzdError:

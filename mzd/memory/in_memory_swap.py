@@ -48,7 +48,7 @@ def _pages(size_bytes: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """One mapping, filled from its start; `slots` are those up to the highest live one, in push order."""
+    """One mapping, filled from its start; `slots` are the live ones, in push order."""
 
     memory: mmap.mmap
     address: int
@@ -57,7 +57,7 @@ class _Segment:
 
     @property
     def top(self) -> int:
-        """Address behind the highest live slot."""
+        """Address behind the highest slot: what is below and free stays unused, and costs nothing."""
         return self.slots[-1].address + _pages(self.slots[-1].size_bytes) if self.slots else self.address
 
     @property
@@ -113,8 +113,7 @@ class InMemorySwap:
         if segment is None:
             raise RuntimeError(f"the slot at {slot.address:#x} is not in use")
         self._count(slot, -1)
-        while segment.slots and segment.slots[-1] not in self._live:
-            segment.slots.pop()
+        segment.slots.remove(slot)
         if segment.slots:
             self._drop_pages(slot)
         else:

@@ -139,12 +139,12 @@ class StorageSwap:
             self._written_bytes += file.written_bytes - before
 
     def cancel(self, writes: Sequence[SlotWrite]) -> None:
-        """Give the slots of failed writes back; all of one context. Those of a dropped context are gone."""
+        """Give the slots of failed writes back. Those of a dropped context are gone already."""
         with self._lock:
-            context = writes[0].chunk.unit.context if writes else ""
-            file = self._files.get(context)
-            if file is not None:
-                file.cancel([write for write in writes if file.owns(write)])
+            for context in {write.chunk.unit.context for write in writes}:
+                file = self._files.get(context)
+                if file is not None:
+                    file.cancel([write for write in writes if file.owns(write)])
 
     def _file_of(self, writes: Sequence[SlotWrite]) -> SwapFile | None:
         """The file that all writes belong to; None for no writes."""

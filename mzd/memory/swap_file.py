@@ -266,7 +266,7 @@ class SwapFile:
             offset_bytes=write.slot.offset_bytes,
             slot_bytes=write.slot.slot_bytes,
             payload_bytes=chunk.payload_bytes,
-            payload_crc=crc,
+            payload_crc=int(crc),
         )
 
     def locate(self, layer: int, chunk: int) -> StoredChunk | None:

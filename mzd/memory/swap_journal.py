@@ -55,7 +55,7 @@ class SwapJournal:
 
     @classmethod
     def open(cls, contexts: ContextDirectory, context: str) -> SwapJournal:
-        """Read a journal up to its last good record and cut off the rest.
+        """Read a journal up to its last good record.
 
         Raises:
             FileNotFoundError: there is none, or it was torn before its header was whole.
@@ -68,8 +68,7 @@ class SwapJournal:
         journal.live = live_records(content.records)
         journal.num_damaged = content.num_damaged
         journal._generation = max((record.generation for record in content.records), default=0)
-        journal._end_bytes = content.valid_bytes
-        journal._cut_tail()
+        journal._end_bytes = content.valid_bytes  # a torn tail is overwritten by the next record
         return journal
 
     @property

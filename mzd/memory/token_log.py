@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
 from array import array
 
 import numpy as np
@@ -48,16 +46,14 @@ class TokenLog:
 
     @classmethod
     def open(cls, contexts: ContextDirectory, context: str) -> TokenLog:
-        """Open a log and cut off a torn tail.
+        """Open a log. A torn tail is overwritten by the next record, and outlawed by its CRC.
 
         Raises:
             FileNotFoundError: the context has no log.
             FormatError: `corrupt_chunk`; the header is damaged: the context is lost.
         """
         content = token_record.decode_log(contexts.read_file(context, TOKEN_LOG), context=context)
-        file = contexts.open_file(context, TOKEN_LOG, create=False)
-        os.ftruncate(file.fd, content.valid_bytes)
-        return cls(contexts, context, file, content)
+        return cls(contexts, context, contexts.open_file(context, TOKEN_LOG, create=False), content)
 
     @property
     def model_id(self) -> str:
@@ -106,17 +102,11 @@ class TokenLog:
         try:
             write_all(self._file.fd, record, self._end_bytes)
         except OSError as error:
-            self._cut_tail()
             raise storage_error(f"the token log of {self._context}", error.errno or errno.EIO) from error
         self._end_bytes += len(record)
         self._crc = crc
         del self._tokens[position:]
         self._tokens.frombytes(np.ascontiguousarray(tokens, dtype=np.uint32).tobytes())
-
-    def _cut_tail(self) -> None:
-        # If this fails too, the next record overwrites the torn one, and its CRC outlaws what is behind.
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._file.fd, self._end_bytes)
 
     def _compact_if_wasteful(self) -> None:
         live_bytes = self.num_tokens * token_record.TOKEN_BYTES

@@ -51,6 +51,7 @@ class FakePages:
     def __init__(self):
         self.resident = set()
         self.refuse_after = None
+        self.release_hook = None
         self.lock_error = 0
         self.populate_hook = None
 
@@ -65,6 +66,8 @@ class FakePages:
         return 0
 
     def release(self, address, size_bytes):
+        if self.release_hook:
+            self.release_hook()
         self.resident -= set(range(address, address + size_bytes, PAGE))
         return 0
 
@@ -253,6 +256,30 @@ def test_populate_waits_for_the_thread_that_brings_the_shared_huge_page():
     for thread in threads:
         thread.join()
     assert resident_at_return == [True]
+
+
+def test_a_shared_huge_page_is_not_brought_in_for_a_neighbour_that_is_gone():
+    arena, pages = fake_arena()
+    first, second, _ = arena.reserve_run([MIB, MIB, 4 * MIB])
+    arena.release([second])
+    arena.populate([first])
+    assert pages.bytes == MIB
+
+
+def test_a_shared_huge_page_is_not_brought_in_for_a_neighbour_that_is_going():
+    arena, pages = fake_arena()
+    first, second, _ = arena.reserve_run([MIB, MIB, 4 * MIB])
+    pages.release_hook = lambda: arena.populate([first])
+    arena.release([second])
+    assert pages.bytes == MIB == arena.statistics().populated_bytes
+
+
+def test_long_runs_start_on_a_huge_page_and_small_ones_fill_the_holes():
+    arena, _ = fake_arena()
+    (small,) = arena.reserve_run([PAGE])
+    (long,) = arena.reserve_run([4 * MIB])
+    assert long.address == small.address + HUGE
+    assert arena.reserve_run([PAGE])[0].address == small.address + PAGE
 
 
 def test_a_second_release_is_refused_and_so_is_a_foreign_lease(reserve):

@@ -6,6 +6,7 @@ import gc
 import mmap
 import os
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from hypothesis.stateful import (
 
 from mzd import native
 from mzd.errors import MzdError
-from mzd.formats.swap_record import RECORD_BYTES
+from mzd.formats.swap_record import RECORD_BYTES, encode_record
 from mzd.memory import context_directory
 from mzd.memory.context_directory import SWAP_DATA, SWAP_JOURNAL, TOKEN_LOG, ContextDirectory
 from mzd.memory.context_listing import list_contexts
@@ -220,6 +221,26 @@ def test_good_content_at_the_wrong_place_is_noticed(state, swap):
     assert load(swap, unit(1)) is False
 
 
+def test_a_checksum_tells_places_apart_whatever_the_content(swap):
+    chunks = [unit(), unit(1), unit(0, layer=1), unit(context="other")]
+    writes = swap.allocate([new_chunk(of) for of in chunks] + [new_chunk(unit(), codec="none")])
+    BUFFER.put(payload_for(0))
+    assert len({write.checksum(BUFFER.address) for write in writes}) == 5
+
+
+def test_of_two_records_for_one_place_the_newer_is_right(state, swap):
+    for chunk in range(2):
+        store(swap, unit(chunk), payload_for(chunk))
+    older, newer = (stored.record for stored in swap.stored_chunks("chat"))
+    forged = replace(newer, offset_bytes=older.offset_bytes, chunk=2, layer=1, generation=9)
+    forged = replace(forged, slot_bytes=PAGE, offset_bytes=older.offset_bytes + 2 * PAGE, payload_bytes=PAGE)
+    with state.file(SWAP_JOURNAL).open("ab") as journal:
+        journal.write(encode_record(forged, context="chat"))
+    swap = state.crash()
+    assert [stored.record for stored in swap.stored_chunks("chat")] == [forged]
+    assert swap.statistics().swap_bytes == PAGE
+
+
 def test_files_of_another_context_in_its_place_are_not_believed(state, swap):
     for context in ("chat", "other"):
         store(swap, unit(context=context), payload_for(context))
@@ -267,15 +288,17 @@ def test_a_damaged_record_costs_its_chunk_only(state, swap):
 
 
 def test_a_journal_of_another_version_is_a_problem_and_then_replaced(state, swap):
-    store(swap, unit(), payload_for(0))
+    for chunk in range(4):
+        store(swap, unit(chunk), payload_for(chunk))
     journal = bytearray(state.file(SWAP_JOURNAL).read_bytes())
     journal[8] = 0
     state.file(SWAP_JOURNAL).write_bytes(journal)
     swap = state.crash()
     assert "version 0, this program reads 1" in swap.problems["chat"]
     assert swap.locate(unit()) is None
-    store(swap, unit(), payload_for(1))
-    assert load(state.crash(), unit()) == payload_for(1)
+    store(swap, unit(), payload_for("new"))
+    assert load(state.crash(), unit()) == payload_for("new")
+    assert state.file(SWAP_DATA).stat().st_blocks < 2 * SLOT // 512
 
 
 def test_a_freed_chunk_stays_freed_and_its_slot_is_used_again(state, swap):
@@ -420,8 +443,11 @@ def test_a_journal_of_mostly_stale_records_is_written_anew(state, swap, monkeypa
     swap = state.crash()
     assert load(swap, unit()) == payload_for(29)
     assert load(swap, unit(9)) == payload_for(9)
+    monkeypatch.undo()
     store(swap, unit(), payload_for("next"))
-    assert load(state.crash(), unit()) == payload_for("next")
+    swap = state.crash()
+    assert load(swap, unit()) == payload_for("next")
+    assert swap.problems == {}
 
 
 def test_a_journal_that_cannot_be_written_anew_goes_on(state, swap, monkeypatch):
@@ -488,6 +514,22 @@ def test_nothing_to_commit_or_cancel_is_nothing(swap):
     swap.cancel([])
 
 
+def test_a_write_is_finished_once(swap):
+    (write,) = swap.allocate([new_chunk(unit())])
+    crc = write_content(write, payload_for(0))
+    swap.commit([(write, crc)])
+    with pytest.raises(MzdError):
+        swap.commit([(write, crc)])
+    swap.cancel([write])
+    assert load(swap, unit()) == payload_for(0)
+    assert swap.statistics().swap_bytes == SLOT
+
+
+def test_writes_of_several_contexts_are_cancelled_together(swap):
+    swap.cancel(swap.allocate([new_chunk(unit(context=context)) for context in ("a", "b", "a")]))
+    assert swap.statistics().swap_bytes == 0
+
+
 def test_a_chunk_twice_in_one_commit_is_refused(swap):
     writes = swap.allocate([new_chunk(unit()), new_chunk(unit())])
     with pytest.raises(ValueError, match="twice"):
@@ -518,7 +560,7 @@ def test_listing_tells_what_is_there(state, swap):
 
 
 class SwapMachine(RuleBasedStateMachine):
-    """Any history of writes, failures, frees, drops, crashes: a chunk is what was committed last, or absent."""
+    """Any history of writes, failures, frees, drops, crashes: a chunk is what was committed last."""
 
     quota_bytes = 7 * SLOT
 
