@@ -1,0 +1,17 @@
+"""Kernel sources reach the driver complete: every include in place, once."""
+
+import pytest
+
+from mzd.kernels import kernel_source
+
+
+@pytest.mark.parametrize("name", ["attention", "elementwise", "embedding", "norm", "rope", "matmul"])
+def test_no_include_is_left(name):
+    source = kernel_source(name)
+    assert "#include" not in source
+    assert source.count("static inline float sum8(") == 1
+
+
+def test_unknown_source():
+    with pytest.raises(FileNotFoundError):
+        kernel_source("no_such")
