@@ -6,17 +6,19 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 
 import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from mzd import native
 from mzd.actors.evict_operation import EvictEnds, EvictOperation, EvictParts, step_as_map
 from mzd.actors.restore_operation import RestoreEnds, RestoreOperation, RestoreParts
 from mzd.errors import MzdError
+from mzd.memory.backend import Lease
 from mzd.memory.restore_trace import RestoreTrace
 from mzd.memory.unit_table import KvCache, UnitTable, chunks_of
 from mzd.messages.evict_path import DropContext, Evict, EvictOutcome
@@ -25,8 +27,9 @@ from mzd.messages.restore_path import AbandonRestore, FinishUse, RestoreContext,
 from mzd.policy.eviction_planner import EvictionPlan, Order, plan_eviction
 from mzd.policy.profile import UnitTimes
 from mzd.policy.restore_planner import RestorePlan, intact_tokens, plan_restore
-from mzd.policy.snapshot import MemorySnapshot
-from mzd.policy.units import CHUNK_TOKENS, ChunkIndex, KvUnit, LayerIndex
+from mzd.policy.residency import UnitState
+from mzd.policy.snapshot import CopyKind, MemorySnapshot
+from mzd.policy.units import CHUNK_TOKENS, KvUnit
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +75,7 @@ class Allocator:
     _arrived: trio.Event = field(default_factory=trio.Event)
     _running: RestoreOperation | None = None
     _abandoned: set[int] = field(default_factory=set)
-    _seeds: count[int] = field(default_factory=count)
+    _garbage: list[tuple[list[Lease], list[KvUnit]]] = field(default_factory=list)
 
     @property
     def units(self) -> UnitTable:
@@ -87,18 +90,22 @@ class Allocator:
 
     async def run(self) -> None:
         """Serve until the inbox closes."""
-        async with self._outgoing(), trio.open_nursery() as nursery:
-            nursery.start_soon(self._operate)
-            nursery.start_soon(self._listen_to_pressure)
-            async with self.inbox:
-                async for message in self.inbox:
-                    self._take(message)
-            nursery.cancel_scope.cancel()
+        with self._outgoing():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._operate)
+                nursery.start_soon(self._listen_to_pressure)
+                async with self.inbox:
+                    async for message in self.inbox:
+                        self._take(message)
+                nursery.cancel_scope.cancel()
 
-    def _outgoing(self) -> _Closing:
-        ends = self.restore_ends
-        evict = self.evict_ends
-        return _Closing((ends.reads, ends.decodes, ends.readiness, evict.compressions, evict.writes))
+    def _outgoing(self) -> ExitStack:
+        """Closes every outgoing channel at the end, so that the other actors see it and end too."""
+        restore, evict = self.restore_ends, self.evict_ends
+        stack = ExitStack()
+        for channel in (restore.reads, restore.decodes, restore.readiness, evict.compressions, evict.writes):
+            stack.enter_context(channel)
+        return stack
 
     async def _listen_to_pressure(self) -> None:
         async with self.pressure:
@@ -125,55 +132,93 @@ class Allocator:
             self._abandoned.add(restore_id)
 
     def _finish_use(self, message: FinishUse) -> None:
-        """Take the ids whose KV is computed; chunks behind them hold nothing that counts.
-
-        A restore of this context that still runs settles first: its operation is not over before.
-        """
+        """Take the ids whose KV is computed; chunks behind them hold nothing that counts."""
+        self._withdraw_queued(message.context)
         cache = self.units.caches.get(message.context)
         if cache is None:
             return
         if self._running is not None and self._running.cache is cache:
-            self._running.then = partial(self._finish_use, message)
+            # Nobody waits for this restore any more, but its units must settle first.
+            self._running.abandoned = True
+            self._running.afterwards = partial(self._finish_use, message)
             return
         cache.in_use = False
         cache.last_used_s = trio.current_time()
         self._cut(cache, chunks_of(min(len(message.tokens), self._intact(cache))))
-        cache.set_tokens(message.tokens[: cache.num_chunks * CHUNK_TOKENS])
+        self._retag(cache, message.tokens[: cache.num_chunks * CHUNK_TOKENS])
+        if not len(cache.tokens):
+            del self.units.caches[cache.name]
+
+    def _withdraw_queued(self, context: str) -> None:
+        """A restore that has not begun when its request ends must not begin: it would protect for ever."""
+        for message in [m for m in self._queue if isinstance(m, RestoreContext) and m.context == context]:
+            self._queue.remove(message)
+            error = MzdError("cancelled", "the restore was abandoned")
+            message.replies.planned.fail(error)
+            message.replies.outcome.fail(error)
+
+    def _retag(self, cache: KvCache, tokens: NDArray[np.uint32]) -> None:
+        """Note the tokens; where a chunk that was in use holds others than before, flash has an old copy."""
+        before = cache.hashes
+        cache.set_tokens(tokens)
+        changed = [i for i, (old, new) in enumerate(zip(before, cache.hashes, strict=False)) if old != new]
+        for chunk in changed:
+            stale = np.flatnonzero((cache.states[:, chunk] == UnitState.RESIDENT) & (cache.copies[:, chunk] != 0))
+            cache.copies[stale, chunk] = CopyKind.NONE
+            cache.incompressible[:, chunk] = False
+            self._discard([], [cache.unit((int(layer), chunk)) for layer in stale])
 
     def _intact(self, cache: KvCache) -> int:
         return intact_tokens(cache.snapshot(), cache.num_chunks * CHUNK_TOKENS)
 
     def _cut(self, cache: KvCache, num_chunks: int) -> None:
         """Forget chunks from `num_chunks` on, wherever they lie."""
+        if num_chunks >= cache.num_chunks:
+            return
         on_flash = np.argwhere(cache.copies[:, num_chunks:] != 0)
+        units = [cache.unit((int(layer), int(chunk) + num_chunks)) for layer, chunk in on_flash]
         leases, slots = cache.cut(num_chunks)
-        self.restore_parts.memory.release(leases)
         for slot in reversed(slots):
             self.restore_parts.payloads.release(slot)
-        self.restore_parts.storage.free(
-            KvUnit(cache.name, LayerIndex(int(layer)), ChunkIndex(int(chunk) + num_chunks))
-            for layer, chunk in on_flash
-        )
+        self._discard(leases, units)
+
+    def _discard(self, leases: list[Lease], units: list[KvUnit]) -> None:
+        """Leave memory and slots that nobody refers to any more to the operating task: it may wait."""
+        self._garbage.append((leases, units))
+        self._arrived.set()
+
+    async def _collect_garbage(self) -> None:
+        while self._garbage:
+            leases, units = self._garbage.pop()
+            await self.evict_parts.workers.run(self.restore_parts.memory.release, leases)
+            try:
+                await self.evict_parts.workers.run(self.restore_parts.storage.free, units)
+            except MzdError as error:  # the copies stay and are harmless: their hash fits no tokens
+                log.warning("stale copies stay on flash: %s", error)
 
     async def _operate(self) -> None:
         while True:
-            while not self._queue:
+            await self._collect_garbage()
+            if not self._queue:
                 self.state = "idle"
                 self._arrived = trio.Event()
                 await self._arrived.wait()
-            operation = self._queue.popleft()
-            match operation:
-                case RestoreContext():
-                    self.state = "restoring"
-                    await self._restore(operation)
-                case Evict():
-                    self.state = "evicting"
-                    operation.reply.set(await self._evict(operation))
-                case EvictForPressure():
-                    self.state = "evicting"
-                    await self._evict_for_pressure(operation)
-                case DropContext():
-                    operation.reply.set(self._drop(operation.context))
+                continue
+            await self._perform(self._queue.popleft())
+
+    async def _perform(self, operation: Operation | EvictForPressure) -> None:
+        match operation:
+            case RestoreContext():
+                self.state = "restoring"
+                await self._restore(operation)
+            case Evict():
+                self.state = "evicting"
+                operation.reply.set(await self._evict(operation))
+            case EvictForPressure():
+                self.state = "evicting"
+                await self._evict_for_pressure(operation)
+            case DropContext():
+                operation.reply.set(self._drop(operation.context))
 
     # Restore.
 
@@ -183,10 +228,12 @@ class Allocator:
         cache.in_use = True
         try:
             plan = self._plan_restore(cache, message)
+            await self._collect_garbage()
             message.replies.planned.set(_restored_bytes(plan))
             trace = await self._run_restore(cache, message, plan)
         except MzdError as error:
-            message.replies.planned.set_if_open(0)
+            if not message.replies.planned.is_settled:
+                message.replies.planned.fail(error)
             message.replies.outcome.fail(error)
             return
         elapsed_s = time.monotonic() - start_s
@@ -196,9 +243,10 @@ class Allocator:
 
     def _plan_restore(self, cache: KvCache, message: RestoreContext) -> RestorePlan:
         """Forget what the request does not share, make the columns for what it adds, and plan."""
+        intact = self._intact(cache)
+        if intact < message.keep_tokens:
+            raise MzdError("corrupt_chunk", f"context {cache.name} has lost some of its KV", keep_tokens=intact)
         self._cut(cache, chunks_of(message.keep_tokens))
-        if message.capacity_tokens > message.keep_tokens:
-            self._void_copies(cache, message.keep_tokens // CHUNK_TOKENS)
         plan = plan_restore(
             self.snapshot(),
             cache.name,
@@ -231,13 +279,9 @@ class Allocator:
         finally:
             self._running = None
             self._cut(cache, chunks_of(self._intact(cache)))
-            if operation.then is not None:
-                operation.then()
+            if operation.afterwards is not None:
+                operation.afterwards()
         return trace
-
-    def _void_copies(self, cache: KvCache, first_chunk: int) -> None:
-        """New tokens go into this chunk: what flash holds of it is not its content for long."""
-        cache.dirty(first_chunk)
 
     async def _wait_for_memory(self, operation: RestoreOperation, needed_bytes: int) -> None:
         """Wait for room above the floor; give up with the figures and keep what there is.
@@ -335,16 +379,3 @@ def _restored_bytes(plan: RestorePlan) -> int:
     weights = sum(layer.weights_bytes for layer in plan.layers)
     return weights + plan.head_bytes + chunks * plan.chunk_bytes
 
-
-@dataclass(slots=True)
-class _Closing:
-    """Closes every given channel at the end of the block."""
-
-    channels: tuple[trio.MemorySendChannel[object], ...]
-
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        for channel in self.channels:
-            channel.close()

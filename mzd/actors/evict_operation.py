@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, groupby
 from typing import Any
 
@@ -158,7 +159,7 @@ class EvictOperation:
         for start in range(0, len(steps), max(1, share)):
             batch = steps[start : start + share]
             message = self._compression(batch)
-            pending[message.batch_id] = lambda fact, batch=batch: self._compressed(batch, fact)
+            pending[message.batch_id] = partial(self._compressed, batch)
             await self.ends.compressions.send(message)
 
     def _compression(self, steps: Sequence[Step]) -> CompressChunks:
@@ -203,9 +204,7 @@ class EvictOperation:
                 return
             addresses = tuple(self._start_write(unit) for unit in _kv_units(batch))
             message = WriteChunks(next(self._batch_ids), addresses, tuple(writes))
-            pending[message.batch_id] = lambda fact, batch=batch, writes=writes: self._written(
-                batch, writes, fact
-            )
+            pending[message.batch_id] = partial(self._written, batch, writes)
             await self.ends.writes.send(message)
 
     def _allocate_slots(self, steps: Sequence[Step]) -> list[SlotWrite] | None:

@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 import trio
+from pyopencl import Event
 
 from mzd.device.engine import Engine
 from mzd.errors import MzdError
@@ -52,6 +53,15 @@ class _ReadyUnits:
         self.changed = trio.Event()
 
 
+@dataclass(frozen=True, slots=True)
+class _Enqueued:
+    """A layer that the device has, or will have, and the event of its end."""
+
+    layer: int
+    begun_ns: int
+    event: Event
+
+
 @dataclass(slots=True)
 class GpuPrefill:
     """Restore path, last step. The only user of the engine; what it binds was announced by the allocator.
@@ -75,8 +85,11 @@ class GpuPrefill:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._listen)
             async with self.steps:
-                async for step in self.steps:
-                    await self._serve(step)
+                try:
+                    async for step in self.steps:
+                        await self._serve(step)
+                finally:
+                    self._refuse_waiting()
 
     async def _listen(self) -> None:
         """Take events at once: the allocator must never wait for a step that nobody asked for."""
@@ -89,20 +102,32 @@ class GpuPrefill:
             step.reply.set(await self._run_step(step))
         except MzdError as error:
             step.reply.fail(error)
+        except BaseException:  # whoever asked waits behind a shield, and must not wait for ever
+            step.reply.fail(_ended())
+            raise
+
+    def _refuse_waiting(self) -> None:
+        """Answer the steps that nobody will run any more."""
+        while True:
+            try:
+                self.steps.receive_nowait().reply.fail(_ended())
+            except (trio.WouldBlock, trio.EndOfChannel):
+                return
 
     async def _run_step(self, step: RunStep) -> StepDone:
         start_ns = time.monotonic_ns()
         if step.restore_id != self._bound_id:
             self._forget_bindings(step.restore_id)
         await self._begin(step)
+        ahead: deque[_Enqueued] = deque()
         try:
-            await self._enqueue_layers(step)
+            await self._enqueue_layers(step, ahead)
             if step.logits != "none":
                 await self._wait_ready(step, self._bind_head)
                 self.engine.enqueue_head(step.logits)
         finally:
             with trio.CancelScope(shield=True):
-                await self.engine.wait(self.engine.mark())
+                await self._finish(ahead)
         logits = self.engine.logits() if step.logits != "none" else np.empty((0, 0), np.float32)
         return StepDone(logits, start_ns, time.monotonic_ns())
 
@@ -119,24 +144,27 @@ class GpuPrefill:
             embeddings = await self.workers.run(self.store.read_rows, "token_embd", step.tokens)
         self.engine.begin(step.tokens, step.position, embeddings)
 
-    async def _enqueue_layers(self, step: RunStep) -> None:
-        ahead: deque[tuple[int, int, object]] = deque()
-        whole = len(step.tokens) <= SHORT_STEP_TOKENS
+    async def _enqueue_layers(self, step: RunStep, ahead: deque[_Enqueued]) -> None:
+        whole = len(step.tokens) <= SHORT_STEP_TOKENS and not step.trace
         for layer in range(self.engine.num_layers):
             await self._wait_ready(step, partial(self._bind_layer, layer))
             begun_ns = time.monotonic_ns()
             self.engine.enqueue_layer(layer)
-            if step.trace or not whole:
-                ahead.append((layer, begun_ns, self.engine.mark()))
+            if not whole:
+                ahead.append(_Enqueued(layer, begun_ns, self.engine.mark()))
             if len(ahead) > LAYERS_AHEAD:
-                await self._retire(ahead)
-        while ahead and step.trace:
-            await self._retire(ahead)
+                await self._retire(ahead.popleft())
 
-    async def _retire(self, ahead: deque[tuple[int, int, object]]) -> None:
-        layer, begun_ns, event = ahead.popleft()
-        await self.engine.wait(event)
-        self.layer_spans_ns.append((layer, begun_ns, time.monotonic_ns()))
+    async def _finish(self, ahead: deque[_Enqueued]) -> None:
+        """Wait for everything that is enqueued; the newest mark ends the step, so it comes last."""
+        end = self.engine.mark()
+        while ahead:
+            await self._retire(ahead.popleft())
+        await self.engine.wait(end)
+
+    async def _retire(self, enqueued: _Enqueued) -> None:
+        await self.engine.wait(enqueued.event)
+        self.layer_spans_ns.append((enqueued.layer, enqueued.begun_ns, time.monotonic_ns()))
 
     async def _wait_ready(self, step: RunStep, bind: Callable[[], bool]) -> None:
         """Wait until `bind` finds its unit ready; ends early when nobody wants the step any more."""
@@ -164,3 +192,7 @@ class GpuPrefill:
             self.engine.bind_head(self._ready.head.address)
             self._head_bound = True
         return self._head_bound
+
+
+def _ended() -> MzdError:
+    return MzdError("device_lost", "the device's actor has ended")

@@ -6,7 +6,7 @@ A part of the allocator actor: it runs in the allocator's task and changes the a
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -85,6 +85,7 @@ class RestoreOperation:
     announce: bool
     trace: RestoreTrace
     abandoned: bool = False
+    afterwards: Callable[[], None] | None = None
     failure: MzdError | None = None
     _leases: dict[UnitId, Lease] = field(default_factory=dict)
     _outstanding: dict[int | None, int] = field(default_factory=dict)
@@ -103,6 +104,8 @@ class RestoreOperation:
         """
         self._count_outstanding()
         try:
+            if self.failure is None and any(layer.weights_bytes for layer in self.plan.layers):
+                await self.parts.workers.run(self.parts.weights.check)
             self._reserve()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._dispatch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,10 +32,15 @@ class Conversation:
 
 
 class Conversations:
-    """The daemon's contexts by name; an unknown name is a new one, up to a limit."""
+    """The daemon's contexts by name; an unknown name is a new one, up to a limit.
 
-    def __init__(self, limit: int) -> None:
+    Args:
+        check_name: raises MzdError for a name that a new context may not have.
+    """
+
+    def __init__(self, limit: int, check_name: Callable[[str], None]) -> None:
         self._limit = limit
+        self._check_name = check_name
         self._by_name: dict[str, Conversation] = {}
         self._created = 0
 
@@ -49,10 +54,11 @@ class Conversations:
         """The context of that name, made if there is none; no name makes one with a new name.
 
         Raises:
-            MzdError: `context_limit`.
+            MzdError: `context_limit`, and what `check_name` refuses with.
         """
         name = name or self._new_name()
         if name not in self._by_name:
+            self._check_name(name)
             if len(self._by_name) >= self._limit:
                 raise MzdError(
                     "context_limit",
@@ -61,6 +67,10 @@ class Conversations:
                 )
             self._by_name[name] = Conversation(name)
         return self._by_name[name]
+
+    def adopt(self, conversation: Conversation) -> None:
+        """Take in a context of an earlier run, whatever the limit is now."""
+        self._by_name[conversation.name] = conversation
 
     def find(self, name: str) -> Conversation:
         """The context of that name.
@@ -84,5 +94,12 @@ class Conversations:
         while True:
             self._created += 1
             name = f"context-{self._created}"
-            if name not in self._by_name:
+            if name not in self._by_name and self._is_free(name):
                 return name
+
+    def _is_free(self, name: str) -> bool:
+        try:
+            self._check_name(name)
+        except MzdError:
+            return False
+        return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import trio
@@ -98,7 +98,13 @@ class ComputeClient:
         await self._allocator.send(FinishUse(context, tokens))
 
     async def step(
-        self, restore_id: int, tokens: Sequence[int], position: int, *, logits: str, trace: bool = False
+        self,
+        restore_id: int,
+        tokens: Sequence[int],
+        position: int,
+        *,
+        logits: Literal["none", "last"],
+        trace: bool = False,
     ) -> StepDone:
         """Run one step and wait for it.
 
@@ -241,7 +247,8 @@ class Generation:
             self.conversation.computed = start + len(part)
             if not last:
                 await self._tell("prefill", self.conversation.computed - reused, total)
-        return done.logits[0]
+        row: NDArray[np.float32] = done.logits[0]
+        return row
 
     async def _tell(self, phase: str, done: int, total: int) -> None:
         if self.notify is not None:
@@ -310,4 +317,5 @@ class Generation:
             self._restore_id, _ = await self._reserve(position, position + 1)
         done = await self.compute.step(self._restore_id, [token], position, logits="last")
         self.conversation.computed = position + 1
-        return done.logits[0]
+        row: NDArray[np.float32] = done.logits[0]
+        return row

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import trio
 
 from mzd.daemon.conversations import Conversation, Conversations
@@ -114,15 +115,9 @@ class Service:
             self._check_ids(params.tokens)
             return conversation.tokens + list(params.tokens)
         assert params.prompt is not None
-        return conversation.tokens + self._raw_ids(params.prompt, first=not conversation.tokens)
-
-    def _raw_ids(self, text: str, *, first: bool) -> list[int]:
-        """Raw text is the caller's own: control tokens in it count; BOS is added once at most."""
-        ids = self.tokenizer.encode(text, parse_special=True)
-        bos = self.tokenizer.bos_id
-        if first and self.tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
-            return [bos, *ids]
-        return ids
+        if conversation.tokens:
+            return conversation.tokens + self.tokenizer.encode(params.prompt, parse_special=True)
+        return self.tokenizer.encode_prompt(params.prompt)
 
     def _check_ids(self, tokens: tuple[int, ...]) -> None:
         for token in tokens:
@@ -176,6 +171,7 @@ class Service:
             )
             name = conversation.name if conversation is not None else ""
             computed = conversation.computed if conversation is not None else 0
+            ids = conversation.computed_ids() if conversation is not None else np.empty(0, np.uint32)
             restore_id, replies = await self.compute.restore(
                 name, keep_tokens=computed, capacity_tokens=computed, announce=False
             )
@@ -187,7 +183,7 @@ class Service:
                 raise
             finally:
                 with trio.CancelScope(shield=True):
-                    await self.compute.finish(name, conversation.computed_ids() if conversation else None)
+                    await self.compute.finish(name, ids)
         return {
             "restored_bytes": outcome.restored_bytes,
             "resident_bytes": self.status_reporter.resident_bytes(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mzd.formats.weight_store import UnitExtent
@@ -15,11 +16,14 @@ class WeightExtents:
     Attributes:
         fd: of the store; it stays open as long as this object is used.
         layers: in forward order.
+        check: raises MzdError (`weights_unavailable`, `model_changed`) when the file is no longer what was
+            opened; asked before every restore that reads weights.
     """
 
     fd: int
     layers: tuple[UnitExtent, ...]
     head: UnitExtent
+    check: Callable[[], None]
 
     def extent(self, unit: WeightUnit | HeadUnit) -> UnitExtent:
         """Where a unit lies."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,7 @@ class RunStep:
     restore_id: int
     tokens: NDArray[np.int32]
     position: int
-    logits: str
+    logits: Literal["none", "last", "all"]
     ticket: StepTicket
     reply: Reply[StepDone]
     trace: bool = field(default=False)

@@ -24,6 +24,11 @@ class Reply(Generic[T]):
         self._value: T | None = None
         self._error: MzdError | None = None
 
+    @property
+    def is_settled(self) -> bool:
+        """It was answered, one way or the other."""
+        return self._done.is_set()
+
     def set(self, value: T) -> None:
         """Answer. A second answer is a broken invariant and raises RuntimeError."""
         self._settle()

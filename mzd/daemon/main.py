@@ -1,0 +1,233 @@
+"""Owns the daemon's life: start, readiness, signals, the orderly end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import trio
+
+from mzd.actors.allocator import AllocatorSettings
+from mzd.daemon.assembly import Opened, open_everything
+from mzd.daemon.config import Config
+from mzd.daemon.conversations import Conversation, Conversations
+from mzd.daemon.notify import ServiceManager, handed_over_sockets
+from mzd.daemon.pressure import make_monitor, floor_bytes
+from mzd.daemon.service import Service
+from mzd.daemon.status import StatusReporter
+from mzd.daemon.turnstile import Turnstile
+from mzd.daemon.wiring import System, wire
+from mzd.errors import MzdError
+from mzd.memory.context_archive import ContextArchive
+from mzd.memory.unit_table import UnitTable
+from mzd.memory.workers import Workers
+from mzd.messages.evict_path import Evict, EvictOutcome
+from mzd.messages.reply import Reply
+from mzd.model.chat_template import ChatTemplate
+from mzd.model.tokenizer import Tokenizer
+from mzd.policy.eviction_planner import Order
+from mzd.policy.profile import DEFAULT_PROFILE, unit_times
+from mzd.rpc.endpoint import bind_socket
+from mzd.rpc.limits import Limits
+from mzd.rpc.peers import PeerPolicy, group_id
+from mzd.rpc.server import RpcServer
+
+log = logging.getLogger(__name__)
+
+SAVE_DEADLINE_S = 20.0
+"""How long the end may take to bring contexts to flash; a service manager waits 90 s by default."""
+
+
+def run_daemon(config: Config) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Returns:
+        0 after an orderly end, 1 when the daemon could not start; its reason is on stderr.
+    """
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    status = 0
+    try:
+        trio.run(_main, config)
+    except* MzdError as group:
+        for error in _leaves(group):
+            print(f"mzd: {error}", file=sys.stderr)
+        status = 1
+    return status
+
+
+def _leaves(group: BaseExceptionGroup[MzdError]) -> list[MzdError]:
+    """The errors of a group of groups."""
+    found: list[MzdError] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
+
+
+async def _main(config: Config) -> None:
+    manager = ServiceManager()
+    start_s = trio.current_time()
+    async with open_everything(config) as opened:
+        manager.tell("STATUS=starting")
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with trio.open_nursery() as nursery:
+                daemon = _make_daemon(config, opened, start_s)
+                for run in daemon.system.runs:
+                    nursery.start_soon(run)
+                nursery.start_soon(manager.run_watchdog)
+                await _serve(daemon, manager, signals, config)
+                await _save(daemon.system)
+                await daemon.system.aclose()
+                nursery.cancel_scope.cancel()  # whoever still waits: the pressure monitor, the watchdog
+
+
+@dataclass(slots=True)
+class _Daemon:
+    """The parts that the daemon's life is made of."""
+
+    system: System
+    server: RpcServer
+    reporter: StatusReporter
+
+
+def _make_daemon(config: Config, opened: Opened, start_s: float) -> _Daemon:
+    parts, index = opened.parts, opened.parts.store.index
+    settings = AllocatorSettings(
+        restore_wait_s=config.restore_wait_s,
+        floor_bytes=floor_bytes(config.pressure),
+        eviction_order=Order(config.eviction_order),
+        times=unit_times(
+            DEFAULT_PROFILE,
+            chunk_bytes=parts.units.kv_sizes.chunk_bytes,
+            layer_bytes=float(np.mean([extent.size_bytes for extent in index.layers])),
+        ),
+    )
+    monitor = make_monitor(config.pressure, parts.units) if config.pressure.enabled else None
+    system = wire(parts, config, settings, monitor)
+    archive = ContextArchive(
+        opened.contexts,
+        parts.storage,
+        Workers("archive", 1),
+        model_id=index.model_id,
+        codec_name=parts.codec.name,
+        codec_version=parts.codec.version,
+    )
+    conversations = _revived(archive, parts.units, config.limits.contexts)
+    reporter = _reporter(config, opened, system, archive, conversations, start_s)
+    service = _service(config, opened, system, archive, conversations, reporter)
+    limits = Limits(
+        frame_bytes_max=config.limits.frame_bytes, connections_max=config.limits.connections
+    )
+    server = RpcServer(
+        service.methods(), allowed=PeerPolicy.same_user(config.socket_group), limits=limits
+    )
+    return _Daemon(system, server, reporter)
+
+
+def _revived(archive: ContextArchive, units: UnitTable, limit: int) -> Conversations:
+    """Conversations of earlier runs: known by name, their KV on flash until somebody asks."""
+    conversations = Conversations(limit, check_name=archive.check_not_stale)
+    for found in archive.revive(len(units.weights)):
+        if len(found.cache.tokens):
+            units.caches[found.name] = found.cache
+        conversations.adopt(Conversation(found.name, found.tokens.tolist(), len(found.cache.tokens)))
+    return conversations
+
+
+def _reporter(
+    config: Config,
+    opened: Opened,
+    system: System,
+    archive: ContextArchive,
+    conversations: Conversations,
+    start_s: float,
+) -> StatusReporter:
+    return StatusReporter(
+        allocator=system.allocator,
+        memory=opened.parts.memory,
+        staging=opened.parts.staging,
+        engine=opened.parts.engine,
+        device=opened.device,
+        store=opened.parts.store,
+        conversations=conversations,
+        archive=archive,
+        turnstile=Turnstile(config.limits.waiting),
+        pressure=system.monitor,
+        profile=DEFAULT_PROFILE,
+        context_length=opened.context_length,
+        baseline_bytes=opened.baseline_bytes,
+        ready_s=trio.current_time() - start_s,
+        activations=config.activations,
+        store_bytes=opened.store_bytes,
+    )
+
+
+def _service(
+    config: Config,
+    opened: Opened,
+    system: System,
+    archive: ContextArchive,
+    conversations: Conversations,
+    reporter: StatusReporter,
+) -> Service:
+    metadata = opened.parts.store.index.tokenizer
+    tokenizer = Tokenizer.from_metadata(metadata)
+    return Service(
+        compute=system.compute,
+        allocator=system.to_allocator,
+        tokenizer=tokenizer,
+        template=_template(metadata, tokenizer),
+        conversations=conversations,
+        archive=archive,
+        turnstile=reporter.turnstile,
+        status_reporter=reporter,
+        context_length=opened.context_length,
+    )
+
+
+async def _serve(
+    daemon: _Daemon, manager: ServiceManager, signals: AsyncIterator[int], config: Config
+) -> None:
+    """Answer clients until a signal comes; then end every connection with a word."""
+    listeners = _listeners(config)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(daemon.server.serve, listeners)
+        manager.tell("READY=1", "STATUS=ready")
+        print("ready", file=sys.stderr, flush=True)
+        async for number in signals:
+            log.info("ending: signal=%s", signal.Signals(number).name)
+            break
+        manager.tell("STOPPING=1", "STATUS=bringing contexts to flash")
+        daemon.server.stop()
+
+
+def _listeners(config: Config) -> list[trio.SocketListener]:
+    given = list(handed_over_sockets())
+    if not given:
+        gid = group_id(config.socket_group) if config.socket_group else None
+        given = [bind_socket(config.socket_path, gid=gid)]
+    for listener in given:
+        listener.setblocking(False)
+    return [trio.SocketListener(trio.socket.from_stdlib_socket(listener)) for listener in given]
+
+
+async def _save(system: System) -> None:
+    """Bring every context to flash, as the same eviction would under pressure: the next start finds it."""
+    reply: Reply[EvictOutcome] = Reply()
+    with trio.move_on_after(SAVE_DEADLINE_S):
+        everything = system.allocator.snapshot().full_bytes
+        await system.to_allocator.send(Evict(everything, "end of the daemon", False, None, reply))
+        await reply.get()
+
+
+def _template(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The file's chat template; a broken one is a warning, since raw prompts work without it."""
+    try:
+        return ChatTemplate.from_metadata(metadata, tokenizer)
+    except MzdError as error:
+        log.warning("chat: %s", error)
+        return None

@@ -1,0 +1,178 @@
+"""Owns the map of the daemon: every part, every channel with its capacity and the reason for it.
+
+    EVICT    rpc, pressure_monitor -> allocator -> compressor | storage_writer -> allocator
+    RESTORE  rpc -> allocator -> storage_reader -> decompressor -> allocator -> gpu_prefill
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+from mzd.actors.allocator import Allocator, AllocatorMessage, AllocatorSettings
+from mzd.actors.compressor import Compressor
+from mzd.actors.decompressor import Decompressor
+from mzd.actors.evict_operation import EvictEnds, EvictParts
+from mzd.actors.gpu_prefill import GpuPrefill
+from mzd.actors.pressure_monitor import PressureMonitor
+from mzd.actors.restore_operation import RestoreEnds, RestoreParts
+from mzd.actors.storage_reader import StorageReader
+from mzd.actors.storage_writer import StorageWriter
+from mzd.codec import Codec
+from mzd.daemon.config import Config, ThreadsConfig
+from mzd.daemon.generation import ComputeClient
+from mzd.device.engine import Engine
+from mzd.memory.backend import MemoryBackend
+from mzd.memory.in_memory_swap import InMemorySwap
+from mzd.memory.staging import StagingPool
+from mzd.memory.storage_swap import StorageSwap
+from mzd.memory.unit_table import UnitTable
+from mzd.memory.weight_extents import WeightExtents
+from mzd.memory.workers import Workers
+from mzd.messages.compute import RunStep
+from mzd.messages.evict_path import CompressChunks, EvictFact, WriteChunks
+from mzd.messages.pressure import EvictForPressure
+from mzd.messages.restore_path import DecodeChunks, OverlapMode, Readiness, ReadUnits, RestoreFact
+from mzd.model.weight_store import WeightStore
+
+UBATCH_TOKENS = 512
+"""Tokens of one prefill pass: long enough for the matrix kernels, short enough to bound the scratch memory."""
+
+STAGING_SLOT_BYTES = 1024 * 1024
+STAGING_SLOTS = 8
+"""Payloads between flash and the decompressor: reads of about a megabyte, a few in flight, 8 MiB in all."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """Everything with a lifetime, opened before the actors start."""
+
+    engine: Engine
+    store: WeightStore
+    units: UnitTable
+    memory: MemoryBackend
+    payloads: InMemorySwap
+    storage: StorageSwap
+    staging: StagingPool
+    codec: Codec
+    available_bytes: Callable[[], int | None]
+
+
+@dataclass(slots=True)
+class System:
+    """The wired daemon: who runs, and the ends that the service talks to."""
+
+    allocator: Allocator
+    compute: ComputeClient
+    to_allocator: trio.MemorySendChannel[AllocatorMessage]
+    to_gpu: trio.MemorySendChannel[RunStep]
+    monitor: PressureMonitor | None
+    runs: list[Callable[[], Awaitable[None]]]
+
+    async def aclose(self) -> None:
+        """Begin the end: the allocator and gpu_prefill see their input close, the rest follows."""
+        await self.to_gpu.aclose()
+        await self.to_allocator.aclose()
+
+
+def worker_groups(threads: ThreadsConfig) -> dict[str, Workers]:
+    """One group a kind of work, so that none waits for threads that another holds."""
+    cores = frozenset(threads.cores)
+    kinds = {
+        "read": threads.read,
+        "decompress": threads.decompress,
+        "allocate": threads.allocate,
+        "write": threads.write,
+        "compress": threads.compress,
+        "embed": 1,
+    }
+    return {kind: Workers(kind, number, cores) for kind, number in kinds.items()}
+
+
+def wire(parts: Parts, config: Config, settings: AllocatorSettings, monitor: MonitorFactory | None) -> System:
+    """Open every channel and make every actor."""
+    threads = config.threads
+    workers = worker_groups(threads)
+    # The service's requests: a burst of cancels must not hold a cancelled task's cleanup back.
+    to_allocator, inbox = trio.open_memory_channel[AllocatorMessage](64)
+    # One generation at a time sends one step at a time.
+    to_gpu, steps = trio.open_memory_channel[RunStep](1)
+    # Pressure: a second wish while one is carried out is stale when its turn comes; the monitor waits.
+    to_pressure, pressure = trio.open_memory_channel[EvictForPressure](0)
+    # Reads and decodes: a few layers ahead of the threads, so that none runs dry between two messages.
+    to_reads, reads = trio.open_memory_channel[ReadUnits](4 * threads.read)
+    to_decodes, decodes = trio.open_memory_channel[DecodeChunks](4 * threads.decompress)
+    # Facts: the operation takes them as they come; room for one from each thread.
+    to_restore_facts, restore_facts = trio.open_memory_channel[RestoreFact](threads.read + threads.decompress)
+    # Readiness: gpu_prefill has a task that takes events at once; two ahead of it are plenty.
+    to_readiness, readiness = trio.open_memory_channel[Readiness](2)
+    # Eviction works in windows and waits for each: one batch a thread.
+    to_compressions, compressions = trio.open_memory_channel[CompressChunks](threads.compress)
+    to_writes, writes = trio.open_memory_channel[WriteChunks](threads.write)
+    to_evict_facts, evict_facts = trio.open_memory_channel[EvictFact](threads.compress + threads.write)
+
+    allocator = Allocator(
+        inbox=inbox,
+        pressure=pressure,
+        restore_parts=RestoreParts(
+            units=parts.units,
+            memory=parts.memory,
+            weights=WeightExtents(
+                parts.store.fd, parts.store.index.layers, parts.store.index.head, parts.store.check_identity
+            ),
+            payloads=parts.payloads,
+            storage=parts.storage,
+            staging=parts.staging,
+            workers=workers["allocate"],
+            overlap=OverlapMode(config.overlap),
+        ),
+        restore_ends=RestoreEnds(to_reads, to_decodes, restore_facts, to_readiness),
+        evict_parts=EvictParts(
+            units=parts.units,
+            memory=parts.memory,
+            payloads=parts.payloads,
+            storage=parts.storage,
+            codec=parts.codec,
+            workers=workers["allocate"],
+            compress_threads=threads.compress,
+        ),
+        evict_ends=EvictEnds(to_compressions, to_writes, evict_facts),
+        settings=settings,
+        available_bytes=parts.available_bytes,
+    )
+    gpu = GpuPrefill(parts.engine, parts.store, workers["embed"], steps, readiness)
+    runs: list[Callable[[], Awaitable[None]]] = [allocator.run, gpu.run]
+    chunk_bytes = parts.units.kv_sizes.chunk_bytes
+    # Every actor has its own clone of an end; the originals are closed, or the receivers never see the end.
+    with reads, to_decodes, decodes, to_restore_facts, compressions, writes, to_evict_facts:
+        allocator.restore_ends.decodes = to_decodes.clone()
+        for _ in range(threads.read):
+            reader = StorageReader(
+                workers["read"], reads.clone(), to_decodes.clone(), to_restore_facts.clone()
+            )
+            runs.append(reader.run)
+        for _ in range(threads.decompress):
+            decompressor = Decompressor(
+                parts.codec, chunk_bytes, workers["decompress"], decodes.clone(), to_restore_facts.clone()
+            )
+            runs.append(decompressor.run)
+        for _ in range(threads.compress):
+            compressor = Compressor(
+                parts.codec, workers["compress"], compressions.clone(), to_evict_facts.clone()
+            )
+            runs.append(compressor.run)
+        for _ in range(threads.write):
+            writer = StorageWriter(workers["write"], writes.clone(), to_evict_facts.clone())
+            runs.append(writer.run)
+    watcher = monitor(to_pressure) if monitor is not None else None
+    if watcher is not None:
+        runs.append(watcher.run)
+    else:
+        to_pressure.close()
+    compute = ComputeClient(to_allocator, to_gpu, UBATCH_TOKENS)
+    return System(allocator, compute, to_allocator, to_gpu, watcher, runs)
+
+
+MonitorFactory = Callable[[trio.MemorySendChannel[EvictForPressure]], PressureMonitor]
