@@ -13,7 +13,7 @@ from mzd.device.head_graph import HeadGraph
 from mzd.device.layer_graph import LayerGraph
 from mzd.device.matmul import Activations
 from mzd.device.opencl import OpenClDevice
-from mzd.device.rope_angles import RopeAngles
+from mzd.device.rope import RopeAngles
 from mzd.device.step_buffers import StepBuffers, StepLimits, attention_shape
 from mzd.errors import MzdError
 from mzd.formats.model_config import ModelConfig

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from mzd.device.embedding import Embedding
 from mzd.device.matmul import Activations, Matmul
 from mzd.device.opencl import OpenClDevice
 from mzd.device.rms_norm import RmsNorm
 from mzd.device.step_buffers import StepBuffers
 from mzd.formats.model_config import ModelConfig
-from mzd.formats.weight_layout import group_layout
 from mzd.formats.weight_store import UnitExtent
 
 
@@ -31,17 +31,9 @@ class HeadGraph:
         self._address: int | None = None
         embedding = extent.tensor("token_embd")
         output = embedding if config.tied_output else extent.tensor("output")
-        layout = group_layout(embedding.type, embedding.cols)
-        program = device.build(
-            "embedding",
-            COLS=embedding.cols,
-            GROUP_BYTES=layout.size_bytes,
-            HEADER_BYTES=layout.header_bytes,
-            **{f"TYPE_{embedding.type.name}": 1},
+        self._embedding = Embedding(
+            device, embedding, tokens_address=buffers.address("tokens"), x_address=buffers.address("x")
         )
-        self._embed = device.kernel(program, "embed")
-        self._embed.set_address(0, buffers.address("tokens"))
-        self._embed.set_address(2, buffers.address("x"))
         self._norm = RmsNorm(
             device,
             extent.tensor("output_norm"),
@@ -50,7 +42,6 @@ class HeadGraph:
             y_address=buffers.address("normed"),
         )
         self._matmul = Matmul(device, output, tokens_max=len(buffers.logits), activations=activations)
-        self._embedding_offset = embedding.offset_bytes
         self._output_offset = output.offset_bytes
 
     def bind(self, address: int) -> None:
@@ -67,8 +58,7 @@ class HeadGraph:
         Raises:
             RuntimeError: the head unit is not bound.
         """
-        self._embed.set_address(1, self._bound_address() + self._embedding_offset)
-        self._embed.enqueue((num_tokens,), (1,))
+        self._embedding.enqueue(self._bound_address(), num_tokens)
 
     def enqueue_logits(self, *, first_token: int, num_tokens: int) -> None:
         """Enqueue the logits of `num_tokens` tokens of the step into rows 0 and on.

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from mzd.device.attention import Attention, AttentionPlan
-from mzd.device.kernel import BoundKernel
+from mzd.device.elementwise import SiluMul
 from mzd.device.matmul import Activations, Matmul
 from mzd.device.opencl import OpenClDevice
 from mzd.device.projections import Projections
 from mzd.device.rms_norm import RmsNorm
+from mzd.device.rope import RopeKv
 from mzd.device.step_buffers import StepBuffers, attention_shape
 from mzd.formats.model_config import ModelConfig
 from mzd.formats.weight_store import TensorSpec, UnitExtent
-from mzd.policy.units import CHUNK_TOKENS
-
-_ONE = (1,)
-_SILU_BLOCK = 512
-"""Elements of a work-item of silu_mul, BLOCK in elementwise.cl."""
 
 
 class LayerGraph:
@@ -74,7 +70,6 @@ class _AttentionBlock:
         buffers: StepBuffers,
         activations: Activations,
     ) -> None:
-        self._buffers = buffers
         self._norm = _block_norm(device, config, extent.tensor("attn_norm"), buffers)
         self._qkv = Projections(
             device,
@@ -84,7 +79,14 @@ class _AttentionBlock:
             tokens_max=len(buffers.tokens),
             activations=activations,
         )
-        self._rope = _rope_kernel(device, config, layer, buffers)
+        self._rope = RopeKv(
+            device,
+            attention_shape(config),
+            config.rope,
+            step_address=buffers.address("step"),
+            angles_address=buffers.address("angles"),
+            chunk_table_address=buffers.chunk_table_address(layer),
+        )
         self._attention = Attention(
             device,
             attention_shape(config),
@@ -99,9 +101,12 @@ class _AttentionBlock:
     def enqueue(self, weights_address: int, plan: AttentionPlan) -> None:
         self._norm.enqueue(weights_address, plan.num_tokens)
         self._qkv.enqueue(weights_address, plan.num_tokens)
-        for argument, index in ((2, 0), (3, 1), (4, 2)):  # q, k, v
-            self._rope.set_address(argument, self._qkv.output_address(index, plan.num_tokens))
-        self._rope.enqueue((plan.num_tokens,), _ONE)
+        self._rope.enqueue(
+            q_address=self._qkv.output_address(0, plan.num_tokens),
+            k_address=self._qkv.output_address(1, plan.num_tokens),
+            v_address=self._qkv.output_address(2, plan.num_tokens),
+            num_tokens=plan.num_tokens,
+        )
         self._attention.enqueue(plan)
         self._output.enqueue(weights_address, plan.num_tokens)
 
@@ -127,17 +132,17 @@ class _MlpBlock:
             tokens_max=len(buffers.tokens),
             activations=activations,
         )
-        self._silu = device.kernel(device.build("elementwise"), "silu_mul")
-        self._silu.set_address(0, buffers.address("gate_up"))
+        self._silu = SiluMul(device)
         self._down = _Residual(device, extent.tensor("ffn_down"), "gate_up", buffers, activations)
 
     def enqueue(self, weights_address: int, num_tokens: int) -> None:
         self._norm.enqueue(weights_address, num_tokens)
         self._gate_up.enqueue(weights_address, num_tokens)
-        count = num_tokens * self._ffn_size
-        self._silu.set_address(1, self._gate_up.output_address(1, num_tokens))
-        self._silu.set_int(2, count)
-        self._silu.enqueue((-(-count // _SILU_BLOCK),), _ONE)
+        self._silu.enqueue(
+            gate_address=self._gate_up.output_address(0, num_tokens),
+            up_address=self._gate_up.output_address(1, num_tokens),
+            count=num_tokens * self._ffn_size,
+        )
         self._down.enqueue(weights_address, num_tokens)
 
 
@@ -171,21 +176,3 @@ def _block_norm(device: OpenClDevice, config: ModelConfig, spec: TensorSpec, buf
     """The norm before a block: from the residual stream into the buffer that its matrices read."""
     x_address, y_address = buffers.address("x"), buffers.address("normed")
     return RmsNorm(device, spec, config.rms_eps, x_address=x_address, y_address=y_address)
-
-
-def _rope_kernel(device: OpenClDevice, config: ModelConfig, layer: int, buffers: StepBuffers) -> BoundKernel:
-    """Make the kernel that rotates q and k and writes k and v into the layer's chunks; they are set later."""
-    program = device.build(
-        "rope",
-        NUM_HEADS=config.num_heads,
-        NUM_KV_HEADS=config.num_kv_heads,
-        HEAD_DIM=config.head_dim,
-        ROPE_DIMS=config.rope.dimensions,
-        ROPE_HALVES=config.rope.style == "halves",
-        CHUNK_TOKENS=CHUNK_TOKENS,
-    )
-    kernel = device.kernel(program, "rope_kv", follows_pointers=True)
-    kernel.set_address(0, buffers.address("step"))
-    kernel.set_address(1, buffers.address("angles"))
-    kernel.set_address(5, buffers.chunk_table_address(layer))
-    return kernel

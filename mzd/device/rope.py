@@ -1,15 +1,18 @@
-"""Owns the angles of rotary position embedding, computed on the host in double precision."""
+"""Owns rotary position embedding: the angles, and the launch that applies them and stores K and V."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mzd.device.attention import AttentionShape
+from mzd.device.opencl import OpenClDevice
 from mzd.formats.model_config import RopeConfig
+from mzd.policy.units import CHUNK_TOKENS
 
 
 class RopeAngles:
-    """Cosines and sines for consecutive positions.
+    """Cosines and sines for consecutive positions, computed in double precision.
 
     On the host because a device's float32 sine of a large angle may be anything, and because the few
     numbers of a step serve every head of every layer.
@@ -31,3 +34,44 @@ class RopeAngles:
         angles = positions[:, None] * self._frequencies
         np.cos(angles, out=out[:, 0], casting="same_kind")
         np.sin(angles, out=out[:, 1], casting="same_kind")
+
+
+class RopeKv:
+    """Rotates q in place and k, and writes k and v of a step's tokens into one layer's chunks.
+
+    Args:
+        step_address: (4,) int32, the position first.
+        angles_address: (tokens, 2, pairs) float32, as `RopeAngles.write` leaves them.
+        chunk_table_address: (chunks,) uint64 addresses of the layer's chunks.
+    """
+
+    def __init__(
+        self,
+        device: OpenClDevice,
+        shape: AttentionShape,
+        rope: RopeConfig,
+        *,
+        step_address: int,
+        angles_address: int,
+        chunk_table_address: int,
+    ) -> None:
+        program = device.build(
+            "rope",
+            NUM_HEADS=shape.num_heads,
+            NUM_KV_HEADS=shape.num_kv_heads,
+            HEAD_DIM=shape.head_dim,
+            ROPE_DIMS=rope.dimensions,
+            ROPE_HALVES=rope.style == "halves",
+            CHUNK_TOKENS=CHUNK_TOKENS,
+        )
+        self._kernel = device.kernel(program, "rope_kv", follows_pointers=True)
+        self._kernel.set_address(0, step_address)
+        self._kernel.set_address(1, angles_address)
+        self._kernel.set_address(5, chunk_table_address)
+
+    def enqueue(self, *, q_address: int, k_address: int, v_address: int, num_tokens: int) -> None:
+        """Enqueue for q (tokens, heads, head_dim) and k, v (tokens, K/V heads, head_dim), float32."""
+        self._kernel.set_address(2, q_address)
+        self._kernel.set_address(3, k_address)
+        self._kernel.set_address(4, v_address)
+        self._kernel.enqueue((num_tokens,), (1,))

@@ -6,10 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mzd.device.rope_angles import RopeAngles
+from mzd.device.attention import AttentionShape
+from mzd.device.elementwise import SiluMul
+from mzd.device.embedding import Embedding
+from mzd.device.rms_norm import RmsNorm
+from mzd.device.rope import RopeAngles, RopeKv
 from mzd.formats.ggml_types import GgmlType
 from mzd.formats.model_config import RopeConfig
-from mzd.formats.weight_layout import group_layout, repack, unpack
+from mzd.formats.weight_layout import repack, unpack
+from mzd.formats.weight_store import TensorSpec
 from tests.reference.model import rms_norm, rotate
 
 
@@ -37,12 +42,9 @@ def test_rms_norm(device, shared, cols, num_tokens):
     x = shared(rng.normal(0, 30, (num_tokens, cols)).astype(np.float32))
     weight = shared(rng.normal(1, 0.3, cols).astype(np.float32))
     y = shared(np.zeros_like(x.values))
-    kernel = device.kernel(device.build("norm"), "rms_norm")
-    for i, array in enumerate((x, weight, y)):
-        kernel.set_address(i, array.address)
-    kernel.set_int(3, cols)
-    kernel.set_float(4, 1e-5)
-    kernel.enqueue((num_tokens,), (1,))
+    spec = TensorSpec("norm", GgmlType.F32, 1, cols, 0, 4 * cols)
+    norm = RmsNorm(device, spec, 1e-5, x_address=x.address, y_address=y.address)
+    norm.enqueue(weight.address, num_tokens)
     device.finish()
     expected = rms_norm(x.values.astype(np.float64), weight.values, 1e-5)
     assert np.abs(y.values - expected).max() <= 1e-6 * np.abs(expected).max()
@@ -54,11 +56,7 @@ def test_silu_mul(device, shared, count):
     gate_before = rng.normal(0, 8, count).astype(np.float32)
     gate_before[: min(count, 6)] = [-200.0, 200.0, -88.0, 0.0, -1e30, 1e30][: min(count, 6)]
     gate, up = shared(gate_before), shared(rng.normal(0, 1, count).astype(np.float32))
-    kernel = device.kernel(device.build("elementwise"), "silu_mul")
-    kernel.set_address(0, gate.address)
-    kernel.set_address(1, up.address)
-    kernel.set_int(2, count)
-    kernel.enqueue((-(-count // 512),), (1,))
+    SiluMul(device).enqueue(gate_address=gate.address, up_address=up.address, count=count)
     device.finish()
     z = gate_before.astype(np.float64)
     expected = z * np.exp(-np.logaddexp(0, -z)) * up.values
@@ -88,28 +86,18 @@ class RopeCase:
         self.chunks = shared(np.full((self.num_chunks, 2, self.KV_HEADS, 256 * self.DIM), self.MARK))
         chunk_bytes = self.chunks.values[0].nbytes
         order = np.arange(self.num_chunks)[::-1].astype(np.uint64)
-        self.q = shared(self.q_before)
-        arrays = [
-            shared(np.array([self.position, self.num_tokens, 1, 1], np.int32)),
-            angles,
-            self.q,
-            shared(self.k_before),
-            shared(self.v_before),
-            shared(np.uint64(self.chunks.address) + np.uint64(chunk_bytes) * order),
-        ]
-        program = device.build(
-            "rope",
-            NUM_HEADS=self.HEADS,
-            NUM_KV_HEADS=self.KV_HEADS,
-            HEAD_DIM=self.DIM,
-            ROPE_DIMS=self.rope.dimensions,
-            ROPE_HALVES=self.rope.style == "halves",
-            CHUNK_TOKENS=256,
+        table = shared(np.uint64(self.chunks.address) + np.uint64(chunk_bytes) * order)
+        self.q, k, v = (shared(x) for x in (self.q_before, self.k_before, self.v_before))
+        RopeKv(
+            device,
+            AttentionShape(self.HEADS, self.KV_HEADS, self.DIM),
+            self.rope,
+            step_address=shared(np.array([self.position], np.int32)).address,
+            angles_address=angles.address,
+            chunk_table_address=table.address,
+        ).enqueue(
+            q_address=self.q.address, k_address=k.address, v_address=v.address, num_tokens=self.num_tokens
         )
-        kernel = device.kernel(program, "rope_kv", follows_pointers=True)
-        for i, array in enumerate(arrays):
-            kernel.set_address(i, array.address)
-        kernel.enqueue((self.num_tokens,), (1,))
         device.finish()
 
     def kv(self):
@@ -172,18 +160,9 @@ def test_embedding_rows(device, shared, type, cols):
     raw = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[type.name])
     packed = repack(type, np.ascontiguousarray(raw).view(np.uint8), rows, cols)
     tokens = np.array([20, 0, 7, 8, 8, 15], np.int32)
-    layout = group_layout(type, cols)
-    program = device.build(
-        "embedding",
-        COLS=cols,
-        GROUP_BYTES=layout.size_bytes,
-        HEADER_BYTES=layout.header_bytes,
-        **{f"TYPE_{type.name}": 1},
-    )
-    kernel = device.kernel(program, "embed")
+    spec = TensorSpec("token_embd", type, rows, cols, 0, len(packed))
     x = shared(np.zeros((len(tokens), cols), np.float32))
-    for i, array in enumerate((shared(tokens), shared(packed), x)):
-        kernel.set_address(i, array.address)
-    kernel.enqueue((len(tokens),), (1,))
+    embedding = Embedding(device, spec, tokens_address=shared(tokens).address, x_address=x.address)
+    embedding.enqueue(shared(packed).address, len(tokens))
     device.finish()
     assert np.allclose(x.values, unpack(type, packed, rows, cols)[tokens], rtol=1e-6, atol=1e-7)

@@ -1,5 +1,7 @@
 """Scratch memory: what lives at the same time never overlaps."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +21,7 @@ def test_buffers_of_one_moment_do_not_overlap(kept, phases):
     offsets, size_bytes = place(kept, phases)
     for phase in phases:
         ranges = sorted((offsets[name], offsets[name] + size) for name, size in (kept | phase).items())
-        assert all(end <= begin for (_, end), (begin, _) in zip(ranges, ranges[1:], strict=False))
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(ranges))
         assert ranges[-1][1] <= size_bytes
     assert all(offset % 128 == 0 for offset in offsets.values())
 

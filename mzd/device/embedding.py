@@ -1,0 +1,42 @@
+"""Owns the launch that looks up the embedding rows of tokens."""
+
+from __future__ import annotations
+
+from mzd.device.opencl import OpenClDevice
+from mzd.formats.weight_layout import group_layout
+from mzd.formats.weight_store import TensorSpec
+
+
+class Embedding:
+    """x[t] = row tokens[t] of a packed matrix, as float32.
+
+    Args:
+        spec: the matrix in its unit.
+        tokens_address: (tokens,) int32, each below `spec.rows`.
+        x_address: (tokens, cols) float32.
+    """
+
+    def __init__(
+        self, device: OpenClDevice, spec: TensorSpec, *, tokens_address: int, x_address: int
+    ) -> None:
+        layout = group_layout(spec.type, spec.cols)
+        program = device.build(
+            "embedding",
+            COLS=spec.cols,
+            GROUP_BYTES=layout.size_bytes,
+            HEADER_BYTES=layout.header_bytes,
+            **{f"TYPE_{spec.type.name}": 1},
+        )
+        self._kernel = device.kernel(program, "embed")
+        self._kernel.set_address(0, tokens_address)
+        self._kernel.set_address(2, x_address)
+        self._offset_bytes = spec.offset_bytes
+
+    def enqueue(self, weights_address: int, num_tokens: int) -> None:
+        """Enqueue for `num_tokens` tokens.
+
+        Args:
+            weights_address: of the unit that holds the matrix.
+        """
+        self._kernel.set_address(1, weights_address + self._offset_bytes)
+        self._kernel.enqueue((num_tokens,), (1,))
