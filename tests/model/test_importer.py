@@ -79,6 +79,15 @@ def test_checksums_cover_whole_extents_and_padding_is_zero(source, tmp_path):
         assert not data[~used].any()
 
 
+def test_checksums_cover_gaps_between_tensors(tmp_path):
+    """A norm of 40 weights is no multiple of 64 bytes: zeros lie behind it."""
+    (tmp_path / "a.gguf").write_bytes(tiny_llama(hidden=40).to_bytes())
+    index = import_gguf(tmp_path / "a.gguf", tmp_path / "a.mzw")
+    assert index.layers[0].tensor("attn_q").offset_bytes > index.layers[0].tensor("attn_norm").size_bytes
+    for _, unit, data in units(tmp_path / "a.mzw", index):
+        assert _native.crc32c_buffer(data) == unit.crc32c
+
+
 def test_the_index_tells_the_source(tmp_path):
     source = FIXTURES / "llama-Q4_1.gguf"
     index = import_gguf(source, tmp_path / "weights.mzw")

@@ -82,6 +82,20 @@ class TestRows:
         with WeightStore.open(imported["llama-Q4_1"]) as store:
             assert np.array_equal(store.read_rows("token_embd", rows), embedding[rows])
 
+    def test_long_prompts_are_unpacked_in_batches(self, imported, monkeypatch):
+        sizes = []
+        unpack_blocks = module.unpack_blocks
+
+        def watched(type, packed, rows, cols):
+            sizes.append(rows)
+            return unpack_blocks(type, packed, rows, cols)
+
+        monkeypatch.setattr(module, "GROUPS_PER_BATCH", 3)
+        monkeypatch.setattr(module, "unpack_blocks", watched)
+        with WeightStore.open(imported["llama-Q4_1"]) as store:
+            store.read_rows("token_embd", range(320))
+        assert sizes == [24] * 13 + [8]
+
     def test_each_group_is_read_once(self, imported, monkeypatch):
         offsets = []
         pread = os.pread
