@@ -136,6 +136,27 @@ def test_increments_compose(snapshot, increments, times, order):
     assert tuple(many) == plan_eviction(snapshot, freed, times, order=order, seed=7).steps
 
 
+@settings(max_examples=25)
+@given(
+    num_chunks=st.tuples(st.integers(0, 3), st.integers(1, 12)),
+    copy=st.sampled_from(CopyKind),
+    head_bytes=st.sampled_from((0, 3 * MIB)),
+    storage_left_bytes=st.sampled_from((UNLIMITED, 5 * MIB, 0)),
+    times=any_times,
+)
+def test_wherever_a_full_eviction_stops_it_goes_on_as_if_it_had_not(
+    num_chunks, copy, head_bytes, storage_left_bytes, times
+):
+    older, newest = (context_of(name, 4, n, copy=copy) for name, n in zip("ac", num_chunks, strict=True))
+    now = snapshot_of(
+        older, newest, num_layers=4, head_bytes=head_bytes, storage_left_bytes=storage_left_bytes
+    )
+    steps = plan_eviction(now, UNLIMITED, times).steps
+    for taken, step in enumerate(steps):
+        assert plan_eviction(now, UNLIMITED, times).steps == steps[taken:]
+        now = carry_out(now, (step,))
+
+
 @given(snapshots(), any_times)
 def test_zero_is_a_no_op(snapshot, times):
     plan = plan_eviction(snapshot, 0, times)
