@@ -1,0 +1,62 @@
+"""The self-test passes on a device that is right, and names the kernel of one that is not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import mzd.device.opencl
+from mzd.device.self_test import self_test
+from mzd.errors import MzdError
+from mzd.kernels import kernel_source
+from tests.reference.model import pack_units, read_model
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+@pytest.fixture(scope="module", params=["llama2l-F32", "llama-F16", "llama-Q8_0", "llama-Q4_0", "llama-Q4_1"])
+def index(request):
+    return pack_units(read_model(FIXTURES / f"{request.param}.gguf"))[0]
+
+
+@pytest.fixture
+def llama():
+    """An index with quantised matrices."""
+    return pack_units(read_model(FIXTURES / "llama-Q4_1.gguf"))[0]
+
+
+@pytest.mark.parametrize("activations", ["f32", "int8"])
+def test_passes(device, index, activations):
+    self_test(device, index, activations=activations)
+
+
+def test_passes_for_halves(device, llama):
+    rope = replace(llama.config.rope, style="halves")
+    self_test(device, replace(llama, config=replace(llama.config, rope=rope)), activations="f32")
+
+
+@pytest.mark.parametrize(
+    ("source", "right", "wrong", "kernel"),
+    [
+        ("norm", "+ eps", "+ 2.0f * eps + 0.01f", "rms_norm"),
+        ("elementwise", "1.0f + e", "1.001f + e", "silu_mul"),
+        ("embedding", "row % ROWS_PER_GROUP", "0", "embed, Q4_1"),
+        ("rope", "x.even * s + x.odd * c", "x.even * s - x.odd * c", "rope_kv, q"),
+        ("rope", "+ t % BLOCK_TOKENS", "+ (t + 1) % BLOCK_TOKENS", "rope_kv, K"),
+        ("rope", "position % CHUNK_TOKENS", "token % CHUNK_TOKENS", "rope_kv, K"),
+        ("attention", "last_token) + 1 - begin", "last_token) + 2 - begin", "attention, 1 tokens"),
+        ("attention", "sum = fma(partial[1], share, sum)", "sum = partial[1]", "attention, 1 tokens"),
+    ],
+)
+def test_names_what_is_wrong(device, llama, monkeypatch, source, right, wrong, kernel):
+    def broken(name):
+        text = kernel_source(name)
+        assert name != source or right in text
+        return text.replace(right, wrong) if name == source else text
+
+    monkeypatch.setattr(mzd.device.opencl, "kernel_source", broken)
+    monkeypatch.setattr(device, "_programs", {})
+    with pytest.raises(MzdError, match="the device computes") as raised:
+        self_test(device, llama, activations="f32")
+    assert raised.value.code == "device_lost"
+    assert raised.value.data["kernel"] == kernel
