@@ -19,15 +19,15 @@ from mzd.actors.evict_operation import EvictEnds, EvictOperation, EvictParts, st
 from mzd.actors.restore_operation import RestoreEnds, RestoreOperation, RestoreParts
 from mzd.errors import MzdError
 from mzd.memory.backend import Lease
+from mzd.memory.baseline import Baseline
 from mzd.memory.restore_trace import RestoreTrace
 from mzd.memory.unit_table import KvCache, UnitTable, chunks_of
 from mzd.messages.evict_path import DropContext, Evict, EvictOutcome
-from mzd.messages.pressure import EvictForPressure
 from mzd.messages.restore_path import AbandonRestore, FinishUse, RestoreContext, RestoreOutcome
 from mzd.policy.eviction_planner import EvictionPlan, Order, plan_eviction
 from mzd.policy.profile import UnitTimes
-from mzd.policy.restore_planner import RestorePlan, intact_tokens, plan_restore
 from mzd.policy.residency import UnitState
+from mzd.policy.restore_planner import RestorePlan, intact_tokens, plan_restore
 from mzd.policy.snapshot import CopyKind, MemorySnapshot
 from mzd.policy.units import CHUNK_TOKENS, KvUnit
 
@@ -35,6 +35,11 @@ log = logging.getLogger(__name__)
 
 AllocatorMessage = RestoreContext | AbandonRestore | FinishUse | Evict | DropContext
 Operation = RestoreContext | Evict | DropContext
+
+
+def _nobody_looks() -> None:
+    """Without a pressure monitor nobody needs to know."""
+
 
 MEMORY_POLL_S = 0.05
 """How often a restore that waits for memory looks again."""
@@ -52,7 +57,7 @@ class AllocatorSettings:
 
 @dataclass(slots=True)
 class Allocator:
-    """Both paths begin here. One operation (a restore, an eviction, a drop) runs at a time, in order of arrival.
+    """Both paths begin here. One operation (restore, eviction, drop) runs at a time, in order of arrival.
 
     The inbox loop never awaits a send: it queues operations and does at once what only changes the table. A
     second task carries operations out and sends. An eviction that comes while a request runs takes what
@@ -62,16 +67,17 @@ class Allocator:
     """
 
     inbox: trio.MemoryReceiveChannel[AllocatorMessage]
-    pressure: trio.MemoryReceiveChannel[EvictForPressure]
     restore_parts: RestoreParts
     restore_ends: RestoreEnds
     evict_parts: EvictParts
     evict_ends: EvictEnds
     settings: AllocatorSettings
     available_bytes: Callable[[], int | None]
+    baseline: Baseline
+    became_resident: Callable[[], None] = _nobody_looks
     last_trace: RestoreTrace | None = None
     state: str = "idle"
-    _queue: deque[Operation | EvictForPressure] = field(default_factory=deque)
+    _queue: deque[Operation] = field(default_factory=deque)
     _arrived: trio.Event = field(default_factory=trio.Event)
     _running: RestoreOperation | None = None
     _abandoned: set[int] = field(default_factory=set)
@@ -93,7 +99,6 @@ class Allocator:
         with self._outgoing():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._operate)
-                nursery.start_soon(self._listen_to_pressure)
                 async with self.inbox:
                     async for message in self.inbox:
                         self._take(message)
@@ -107,12 +112,7 @@ class Allocator:
             stack.enter_context(channel)
         return stack
 
-    async def _listen_to_pressure(self) -> None:
-        async with self.pressure:
-            async for message in self.pressure:
-                self._enqueue(message)
-
-    def _enqueue(self, operation: Operation | EvictForPressure) -> None:
+    def _enqueue(self, operation: Operation) -> None:
         self._queue.append(operation)
         self._arrived.set()
 
@@ -163,7 +163,9 @@ class Allocator:
         cache.set_tokens(tokens)
         changed = [i for i, (old, new) in enumerate(zip(before, cache.hashes, strict=False)) if old != new]
         for chunk in changed:
-            stale = np.flatnonzero((cache.states[:, chunk] == UnitState.RESIDENT) & (cache.copies[:, chunk] != 0))
+            stale = np.flatnonzero(
+                (cache.states[:, chunk] == UnitState.RESIDENT) & (cache.copies[:, chunk] != 0)
+            )
             cache.copies[stale, chunk] = CopyKind.NONE
             cache.incompressible[:, chunk] = False
             self._discard([], [cache.unit((int(layer), chunk)) for layer in stale])
@@ -206,7 +208,7 @@ class Allocator:
                 continue
             await self._perform(self._queue.popleft())
 
-    async def _perform(self, operation: Operation | EvictForPressure) -> None:
+    async def _perform(self, operation: Operation) -> None:
         match operation:
             case RestoreContext():
                 self.state = "restoring"
@@ -214,9 +216,6 @@ class Allocator:
             case Evict():
                 self.state = "evicting"
                 operation.reply.set(await self._evict(operation))
-            case EvictForPressure():
-                self.state = "evicting"
-                await self._evict_for_pressure(operation)
             case DropContext():
                 operation.reply.set(self._drop(operation.context))
 
@@ -230,6 +229,7 @@ class Allocator:
             plan = self._plan_restore(cache, message)
             await self._collect_garbage()
             message.replies.planned.set(_restored_bytes(plan))
+            self.baseline.settle()
             trace = await self._run_restore(cache, message, plan)
         except MzdError as error:
             if not message.replies.planned.is_settled:
@@ -239,13 +239,16 @@ class Allocator:
         elapsed_s = time.monotonic() - start_s
         if trace.spans:
             self.last_trace = trace
+            self.became_resident()
         message.replies.outcome.set(RestoreOutcome(message.restore_id, _restored_bytes(plan), elapsed_s))
 
     def _plan_restore(self, cache: KvCache, message: RestoreContext) -> RestorePlan:
         """Forget what the request does not share, make the columns for what it adds, and plan."""
         intact = self._intact(cache)
         if intact < message.keep_tokens:
-            raise MzdError("corrupt_chunk", f"context {cache.name} has lost some of its KV", keep_tokens=intact)
+            raise MzdError(
+                "corrupt_chunk", f"context {cache.name} has lost some of its KV", keep_tokens=intact
+            )
         self._cut(cache, chunks_of(message.keep_tokens))
         plan = plan_restore(
             self.snapshot(),
@@ -257,9 +260,7 @@ class Allocator:
         cache.grow(chunks_of(message.capacity_tokens))
         return plan
 
-    async def _run_restore(
-        self, cache: KvCache, message: RestoreContext, plan: RestorePlan
-    ) -> RestoreTrace:
+    async def _run_restore(self, cache: KvCache, message: RestoreContext, plan: RestorePlan) -> RestoreTrace:
         trace = RestoreTrace(message.restore_id)
         operation = RestoreOperation(
             restore_id=message.restore_id,
@@ -314,9 +315,6 @@ class Allocator:
             return self._dry_run(message)
         return await self._carry_out(message.goal_bytes, message.context, message.reason)
 
-    async def _evict_for_pressure(self, message: EvictForPressure) -> None:
-        await self._carry_out(message.evict_bytes, None, message.reason)
-
     async def _carry_out(self, goal_bytes: int, context: str | None, reason: str) -> EvictOutcome:
         start_s = time.monotonic()
         operation = EvictOperation(
@@ -345,9 +343,7 @@ class Allocator:
         snapshot = self.snapshot(storage_failed=storage_failed)
         if context is not None:
             snapshot = snapshot.limited_to(context)
-        return plan_eviction(
-            snapshot, goal_bytes, self.settings.times, order=self.settings.eviction_order
-        )
+        return plan_eviction(snapshot, goal_bytes, self.settings.times, order=self.settings.eviction_order)
 
     def _dry_run(self, message: Evict) -> EvictOutcome:
         plan = self._plan_eviction(message.context, message.goal_bytes, False)
@@ -378,4 +374,3 @@ def _restored_bytes(plan: RestorePlan) -> int:
     chunks = sum(len(layer.chunks) - len(layer.allocate) for layer in plan.layers)
     weights = sum(layer.weights_bytes for layer in plan.layers)
     return weights + plan.head_bytes + chunks * plan.chunk_bytes
-

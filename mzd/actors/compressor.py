@@ -29,6 +29,10 @@ class Compressor:
         async with self.chunks, self.facts:
             async for batch in self.chunks:
                 encoded = await self.workers.run(
-                    self.codec.encode_release_batch, batch.addresses, batch.payloads, batch.chunk_bytes, batch.chunk_bytes
+                    self.codec.encode_release_batch,
+                    batch.addresses,
+                    batch.payloads,
+                    batch.chunk_bytes,
+                    batch.chunk_bytes,
                 )
                 await self.facts.send(ChunksCompressed(batch.batch_id, tuple(encoded)))

@@ -36,7 +36,7 @@ from mzd.policy.snapshot import CopyKind
 from mzd.policy.units import HeadUnit, KvUnit, UnitId
 
 WINDOW_BYTES = 8 * 1024 * 1024
-"""Units in work at once: enough to keep every thread busy, little enough that each window soon frees memory."""
+"""Units in work at once: enough to keep every thread busy, few enough that each window soon frees memory."""
 
 
 @dataclass(slots=True)
@@ -168,7 +168,9 @@ class EvictOperation:
         for unit in _kv_units(steps):
             cache, place = self._where(unit)
             cache.apply(place, Event.COMPRESS)
-            cache.payloads[place] = self.parts.payloads.push(self.parts.codec.payload_bytes(sizes.chunk_bytes))
+            cache.payloads[place] = self.parts.payloads.push(
+                self.parts.codec.payload_bytes(sizes.chunk_bytes)
+            )
             addresses.append(cache.leases[place].address)
             payloads.append(cache.payloads[place].address)
         return CompressChunks(

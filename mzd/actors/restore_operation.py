@@ -177,7 +177,9 @@ class RestoreOperation:
         start_ns = time.monotonic_ns()
         leases = [self._leases[unit] for unit in units]
         await self.parts.workers.run(self.parts.memory.populate, leases)
-        self.trace.add("allocate", layer, start_ns, time.monotonic_ns(), sum(lease.size_bytes for lease in leases))
+        self.trace.add(
+            "allocate", layer, start_ns, time.monotonic_ns(), sum(lease.size_bytes for lease in leases)
+        )
 
     def _batches(
         self, chunks: Sequence[ChunkIndex], batch_bytes: int = BATCH_BYTES
@@ -313,7 +315,9 @@ class RestoreOperation:
         for unit in fact.units:
             if isinstance(unit, KvUnit):
                 self.parts.units.apply(unit, Event.LOST)
-                self._lost_chunk = min(unit.chunk, self._lost_chunk if self._lost_chunk is not None else unit.chunk)
+                self._lost_chunk = min(
+                    unit.chunk, self._lost_chunk if self._lost_chunk is not None else unit.chunk
+                )
             else:
                 self.parts.units.apply(unit, Event.LOAD_FAILED)
 

@@ -45,11 +45,15 @@ class StorageReader:
                 read.staging.release()
             raise
 
-    async def _report(self, read: ReadUnits, errors: list[MzdError | None], start_ns: int, end_ns: int) -> None:
+    async def _report(
+        self, read: ReadUnits, errors: list[MzdError | None], start_ns: int, end_ns: int
+    ) -> None:
         good = [i for i, error in enumerate(errors) if error is None]
         failed = next((error for error in errors if error is not None), None)
         if failed is not None:
-            bad_units = tuple(unit for unit, error in zip(read.units, errors, strict=True) if error is not None)
+            bad_units = tuple(
+                unit for unit, error in zip(read.units, errors, strict=True) if error is not None
+            )
             restored = () if read.decode_addresses is not None else tuple(read.units[i] for i in good)
             await self.facts.send(UnitsFailed(read.restore_id, read.layer, bad_units, restored, failed))
         if read.decode_addresses is not None:
@@ -87,7 +91,11 @@ def _read_and_check(read: ReadUnits) -> list[MzdError | None]:
     errors: list[MzdError | None] = []
     for i, unit in enumerate(read.units):
         code = int(results[i])
-        crc = native.crc32c(int(read.addresses[i]), int(read.crc_sizes[i]), int(read.crc_seeds[i])) if code == 0 else 0
+        crc = (
+            native.crc32c(int(read.addresses[i]), int(read.crc_sizes[i]), int(read.crc_seeds[i]))
+            if code == 0
+            else 0
+        )
         errors.append(_judge(unit, code, crc, int(read.crcs[i])))
     return errors
 

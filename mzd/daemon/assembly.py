@@ -19,6 +19,7 @@ from mzd.device.opencl import OpenClDevice
 from mzd.errors import MzdError
 from mzd.formats.model_config import ModelConfig
 from mzd.memory.arena import Arena
+from mzd.memory.baseline import Baseline
 from mzd.memory.context_directory import ContextDirectory
 from mzd.memory.huge_pages import has_huge_pages
 from mzd.memory.in_memory_swap import InMemorySwap
@@ -47,7 +48,6 @@ class Opened:
     contexts: ContextDirectory
     context_length: int
     store_bytes: int
-    baseline_bytes: int
 
 
 @asynccontextmanager
@@ -71,10 +71,8 @@ async def open_everything(config: Config) -> AsyncIterator[Opened]:
         contexts = ContextDirectory(state / "contexts")
         stack.callback(contexts.close)
         parts = _parts(config, store, device, engine, contexts)
-        baseline_bytes = await warm_up(parts)
-        yield Opened(
-            parts, device, contexts, context_length, os.fstat(store.fd).st_size, baseline_bytes
-        )
+        await warm_up(parts)
+        yield Opened(parts, device, contexts, context_length, os.fstat(store.fd).st_size)
 
 
 def _open_store(config: Config) -> WeightStore:
@@ -124,6 +122,7 @@ def _parts(
         staging=StagingPool(max(STAGING_SLOT_BYTES, sizes.compressed_slot_bytes), STAGING_SLOTS),
         codec=codec,
         available_bytes=partial(_available_bytes, PressureProbes.open()),
+        baseline=Baseline(),
     )
 
 

@@ -54,7 +54,7 @@ class Timings:
     ended_s: float = 0.0
 
     def as_map(self) -> dict[str, float]:
-        """The RPC's `timings`. Restore and prefill overlap: `restore_s` lies inside the time to the first token."""
+        """The RPC's `timings`. Restore and prefill overlap: both lie inside the time to the first token."""
         return {
             "ttft_s": self.first_token_s - self.received_s,
             "queue_s": self.started_s - self.received_s,
@@ -186,9 +186,7 @@ class Generation:
         self.conversation.tokens = list(prompt)
         self.conversation.computed = reused
 
-    async def _prefill_with_retry(
-        self, prompt: list[int], reused: int, known: int
-    ) -> NDArray[np.float32]:
+    async def _prefill_with_retry(self, prompt: list[int], reused: int, known: int) -> NDArray[np.float32]:
         """Prefill; where a chunk turns out to be damaged, compute its range again from the token ids."""
         while True:
             try:
@@ -252,9 +250,7 @@ class Generation:
 
     async def _tell(self, phase: str, done: int, total: int) -> None:
         if self.notify is not None:
-            await self.notify(
-                "progress", {"phase": phase, "done": done, "total": total}
-            )
+            await self.notify("progress", {"phase": phase, "done": done, "total": total})
 
     async def _decode(self, logits: NDArray[np.float32]) -> None:
         stream = TextStream(self.tokenizer)

@@ -17,7 +17,7 @@ from mzd.daemon.assembly import Opened, open_everything
 from mzd.daemon.config import Config
 from mzd.daemon.conversations import Conversation, Conversations
 from mzd.daemon.notify import ServiceManager, handed_over_sockets
-from mzd.daemon.pressure import make_monitor, floor_bytes
+from mzd.daemon.pressure import monitor_factory, restore_floor_bytes
 from mzd.daemon.service import Service
 from mzd.daemon.status import StatusReporter
 from mzd.daemon.turnstile import Turnstile
@@ -98,7 +98,7 @@ def _make_daemon(config: Config, opened: Opened, start_s: float) -> _Daemon:
     parts, index = opened.parts, opened.parts.store.index
     settings = AllocatorSettings(
         restore_wait_s=config.restore_wait_s,
-        floor_bytes=floor_bytes(config.pressure),
+        floor_bytes=restore_floor_bytes(config.pressure),
         eviction_order=Order(config.eviction_order),
         times=unit_times(
             DEFAULT_PROFILE,
@@ -106,7 +106,7 @@ def _make_daemon(config: Config, opened: Opened, start_s: float) -> _Daemon:
             layer_bytes=float(np.mean([extent.size_bytes for extent in index.layers])),
         ),
     )
-    monitor = make_monitor(config.pressure, parts.units) if config.pressure.enabled else None
+    monitor = monitor_factory(config.pressure, parts) if config.pressure.enabled else None
     system = wire(parts, config, settings, monitor)
     archive = ContextArchive(
         opened.contexts,
@@ -119,12 +119,8 @@ def _make_daemon(config: Config, opened: Opened, start_s: float) -> _Daemon:
     conversations = _revived(archive, parts.units, config.limits.contexts)
     reporter = _reporter(config, opened, system, archive, conversations, start_s)
     service = _service(config, opened, system, archive, conversations, reporter)
-    limits = Limits(
-        frame_bytes_max=config.limits.frame_bytes, connections_max=config.limits.connections
-    )
-    server = RpcServer(
-        service.methods(), allowed=PeerPolicy.same_user(config.socket_group), limits=limits
-    )
+    limits = Limits(frame_bytes_max=config.limits.frame_bytes, connections_max=config.limits.connections)
+    server = RpcServer(service.methods(), allowed=PeerPolicy.same_user(config.socket_group), limits=limits)
     return _Daemon(system, server, reporter)
 
 
@@ -159,7 +155,7 @@ def _reporter(
         pressure=system.monitor,
         profile=DEFAULT_PROFILE,
         context_length=opened.context_length,
-        baseline_bytes=opened.baseline_bytes,
+        baseline=opened.parts.baseline,
         ready_s=trio.current_time() - start_s,
         activations=config.activations,
         store_bytes=opened.store_bytes,

@@ -33,7 +33,7 @@ class ServiceManager:
                 return
 
     async def run_watchdog(self) -> None:
-        """Say ``WATCHDOG=1`` at half of the asked interval, from the loop, so that a stuck loop is noticed."""
+        """Say ``WATCHDOG=1`` at half of the asked interval, from the loop: a stuck loop is noticed."""
         if not self._watchdog_us:
             return
         while True:

@@ -134,7 +134,7 @@ class Service:
         if len(prompt) >= self.context_length:
             raise MzdError(
                 "context_full",
-                f"the prompt makes {len(prompt)} tokens; the context holds {self.context_length} with the answer",
+                f"the prompt has {len(prompt)} tokens; with the answer, {self.context_length} fit",
                 prompt_tokens=len(prompt),
                 context_length=self.context_length,
             )

@@ -16,6 +16,7 @@ from mzd.daemon.turnstile import Turnstile
 from mzd.device.engine import Engine
 from mzd.device.opencl import OpenClDevice
 from mzd.memory.backend import MemoryBackend
+from mzd.memory.baseline import Baseline
 from mzd.memory.context_archive import ContextArchive
 from mzd.memory.ledger import Ledger, MemoryKind
 from mzd.memory.process_memory import read_process_memory
@@ -42,7 +43,7 @@ class StatusReporter:
     pressure: PressureMonitor | None
     profile: DeviceProfile
     context_length: int
-    baseline_bytes: int
+    baseline: Baseline
     ready_s: float
     activations: str
     store_bytes: int
@@ -98,7 +99,7 @@ class StatusReporter:
         ledger.set(MemoryKind.STAGING, self.staging.size_bytes)
         # The engine's scratch is touched before the baseline is taken, and lies in it.
         ledger.set(MemoryKind.SCRATCH, self.engine.scratch_bytes)
-        ledger.set(MemoryKind.BASELINE, self.baseline_bytes - self.engine.scratch_bytes)
+        ledger.set(MemoryKind.BASELINE, self.baseline.size_bytes - self.engine.scratch_bytes)
         return ledger
 
     def _compressed_bytes(self) -> int:

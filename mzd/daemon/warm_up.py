@@ -9,15 +9,14 @@ import numpy as np
 from mzd import native
 from mzd.daemon.wiring import UBATCH_TOKENS, Parts
 from mzd.memory.backend import Lease
-from mzd.memory.process_memory import read_process_memory
 from mzd.policy.units import CHUNK_TOKENS
 
 STEP_TOKENS: Final = (1, 8, UBATCH_TOKENS)
 """One step of each shape that kernels are made for: decode, a short question, a long prefill."""
 
 
-async def warm_up(parts: Parts) -> int:
-    """Run steps over zeros, give all of it back, and return the resident set that remains (bytes).
+async def warm_up(parts: Parts) -> None:
+    """Run steps over zeros and give all of it back.
 
     The layers share one piece of zeros, so that no more is resident than one layer, its chunks and the head.
     """
@@ -35,7 +34,6 @@ async def warm_up(parts: Parts) -> int:
         parts.engine.unbind_all()
         parts.memory.release(leases)
     native.trim_heap()
-    return read_process_memory().rss_bytes
 
 
 def _bind(parts: Parts, leases: list[Lease]) -> None:

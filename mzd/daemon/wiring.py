@@ -1,7 +1,7 @@
 """Owns the map of the daemon: every part, every channel with its capacity and the reason for it.
 
-    EVICT    rpc, pressure_monitor -> allocator -> compressor | storage_writer -> allocator
-    RESTORE  rpc -> allocator -> storage_reader -> decompressor -> allocator -> gpu_prefill
+EVICT    rpc, pressure_monitor -> allocator -> compressor | storage_writer -> allocator
+RESTORE  rpc -> allocator -> storage_reader -> decompressor -> allocator -> gpu_prefill
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from mzd.daemon.config import Config, ThreadsConfig
 from mzd.daemon.generation import ComputeClient
 from mzd.device.engine import Engine
 from mzd.memory.backend import MemoryBackend
+from mzd.memory.baseline import Baseline
 from mzd.memory.in_memory_swap import InMemorySwap
 from mzd.memory.staging import StagingPool
 from mzd.memory.storage_swap import StorageSwap
@@ -32,13 +33,12 @@ from mzd.memory.unit_table import UnitTable
 from mzd.memory.weight_extents import WeightExtents
 from mzd.memory.workers import Workers
 from mzd.messages.compute import RunStep
-from mzd.messages.evict_path import CompressChunks, EvictFact, WriteChunks
-from mzd.messages.pressure import EvictForPressure
+from mzd.messages.evict_path import CompressChunks, Evict, EvictFact, WriteChunks
 from mzd.messages.restore_path import DecodeChunks, OverlapMode, Readiness, ReadUnits, RestoreFact
 from mzd.model.weight_store import WeightStore
 
 UBATCH_TOKENS = 512
-"""Tokens of one prefill pass: long enough for the matrix kernels, short enough to bound the scratch memory."""
+"""Tokens of one prefill pass: long enough for the matrix kernels, short enough to bound scratch memory."""
 
 STAGING_SLOT_BYTES = 1024 * 1024
 STAGING_SLOTS = 8
@@ -58,6 +58,7 @@ class Parts:
     staging: StagingPool
     codec: Codec
     available_bytes: Callable[[], int | None]
+    baseline: Baseline
 
 
 @dataclass(slots=True)
@@ -99,8 +100,6 @@ def wire(parts: Parts, config: Config, settings: AllocatorSettings, monitor: Mon
     to_allocator, inbox = trio.open_memory_channel[AllocatorMessage](64)
     # One generation at a time sends one step at a time.
     to_gpu, steps = trio.open_memory_channel[RunStep](1)
-    # Pressure: a second wish while one is carried out is stale when its turn comes; the monitor waits.
-    to_pressure, pressure = trio.open_memory_channel[EvictForPressure](0)
     # Reads and decodes: a few layers ahead of the threads, so that none runs dry between two messages.
     to_reads, reads = trio.open_memory_channel[ReadUnits](4 * threads.read)
     to_decodes, decodes = trio.open_memory_channel[DecodeChunks](4 * threads.decompress)
@@ -115,7 +114,6 @@ def wire(parts: Parts, config: Config, settings: AllocatorSettings, monitor: Mon
 
     allocator = Allocator(
         inbox=inbox,
-        pressure=pressure,
         restore_parts=RestoreParts(
             units=parts.units,
             memory=parts.memory,
@@ -141,6 +139,7 @@ def wire(parts: Parts, config: Config, settings: AllocatorSettings, monitor: Mon
         evict_ends=EvictEnds(to_compressions, to_writes, evict_facts),
         settings=settings,
         available_bytes=parts.available_bytes,
+        baseline=parts.baseline,
     )
     gpu = GpuPrefill(parts.engine, parts.store, workers["embed"], steps, readiness)
     runs: list[Callable[[], Awaitable[None]]] = [allocator.run, gpu.run]
@@ -166,13 +165,12 @@ def wire(parts: Parts, config: Config, settings: AllocatorSettings, monitor: Mon
         for _ in range(threads.write):
             writer = StorageWriter(workers["write"], writes.clone(), to_evict_facts.clone())
             runs.append(writer.run)
-    watcher = monitor(to_pressure) if monitor is not None else None
+    watcher = monitor(to_allocator.clone()) if monitor is not None else None
     if watcher is not None:
+        allocator.became_resident = watcher.look_now
         runs.append(watcher.run)
-    else:
-        to_pressure.close()
     compute = ComputeClient(to_allocator, to_gpu, UBATCH_TOKENS)
     return System(allocator, compute, to_allocator, to_gpu, watcher, runs)
 
 
-MonitorFactory = Callable[[trio.MemorySendChannel[EvictForPressure]], PressureMonitor]
+MonitorFactory = Callable[[trio.MemorySendChannel[Evict]], PressureMonitor]

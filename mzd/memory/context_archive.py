@@ -18,7 +18,6 @@ from mzd.memory.workers import Workers
 from mzd.policy.residency import UnitState
 from mzd.policy.restore_planner import intact_tokens
 from mzd.policy.snapshot import CopyKind
-from mzd.policy.units import CHUNK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +55,19 @@ class ContextArchive:
         self.stale: dict[str, int] = {}
 
     def revive(self, num_layers: int) -> list[RevivedContext]:
-        """What earlier runs have left for this model; notes the rest by name in `stale`. Blocks for disk reads."""
+        """What earlier runs have left for this model; other models' contexts go into `stale`. Blocks."""
         revived = []
         for found in list_contexts(self._contexts):
             if found.model_id == self._model_id:
-                revived.append(RevivedContext(found.name, found.tokens, self._revive_cache(found, num_layers)))
+                revived.append(
+                    RevivedContext(found.name, found.tokens, self._revive_cache(found, num_layers))
+                )
             else:
                 self.stale[found.name] = len(found.tokens)
         return revived
 
     def _revive_cache(self, found: FoundContext, num_layers: int) -> KvCache:
-        """Only a chunk that was stored for just these tokens counts; its checksum is taken when it is read."""
+        """Only a chunk that was stored for just these tokens counts; its checksum is checked at the read."""
         cache = KvCache(found.name, num_layers)
         cache.set_tokens(found.tokens)
         cache.grow(chunks_of(len(found.tokens)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Work of one lane. `lane`: allocate, read, decompress, ready or prefill; `layer` None is the head unit."""
+    """Work of one lane: allocate, read, decompress, ready or prefill. `layer` None is the head unit."""
 
     lane: str
     layer: int | None

@@ -74,4 +74,3 @@ class StagingPool:
         for address in self._free:
             self._maps.pop(address).close()
         self._free.clear()
-

@@ -61,6 +61,7 @@ class KvCache:
         copies: (layers, chunks) uint8 of `CopyKind`: what flash holds of the present content.
         incompressible: (layers, chunks) bool: the codec refused the content.
         leases, payloads: of chunks that are in a buffer, or in the in-memory swap.
+        hashes: of every chunk's prefix of tokens (`prefix_hashes`).
         in_use: a request runs over it: protected.
     """
 
@@ -74,7 +75,7 @@ class KvCache:
     payloads: dict[Place, Slot] = field(default_factory=dict)
     last_used_s: float = 0.0
     in_use: bool = False
-    _hashes: list[bytes] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.states = np.empty((self.num_layers, 0), np.uint8)
@@ -116,23 +117,18 @@ class KvCache:
         self.incompressible = self.incompressible[:, :num_chunks].copy()
         return leases, slots
 
-    def dirty(self, first_chunk: int) -> None:
-        """New tokens will be written from this chunk on: what flash holds of it is old."""
-        self.copies[:, first_chunk:] = CopyKind.NONE
-        self.incompressible[:, first_chunk:] = False
-
     def tokens_in(self, chunk: int) -> int:
         """Computed tokens of one chunk."""
         return max(0, min(CHUNK_TOKENS, len(self.tokens) - chunk * CHUNK_TOKENS))
 
     def prefix_hash(self, chunk: int) -> bytes:
         """What ties a chunk to all tokens up to its end."""
-        return self._hashes[chunk]
+        return self.hashes[chunk]
 
     def set_tokens(self, tokens: NDArray[np.uint32]) -> None:
         """Take the ids whose KV is computed now."""
         self.tokens = tokens
-        self._hashes = prefix_hashes(tokens, chunk_tokens=CHUNK_TOKENS)
+        self.hashes = prefix_hashes(tokens, chunk_tokens=CHUNK_TOKENS)
 
     def chunk_addresses(self, layer: int) -> NDArray[np.uint64]:
         """(chunks,) uint64: the chunk table of one layer; every chunk must be in a buffer."""
@@ -217,7 +213,8 @@ class UnitTable:
             ),
             head=HeadSnapshot(self.head.size_bytes, self.head.state, protected=self.in_use),
             contexts=tuple(
-                cache.snapshot() for cache in sorted(self.caches.values(), key=lambda cache: cache.last_used_s)
+                cache.snapshot()
+                for cache in sorted(self.caches.values(), key=lambda cache: cache.last_used_s)
             ),
             kv_sizes=self.kv_sizes,
             storage_left_bytes=storage_left_bytes,

@@ -1,10 +1,10 @@
 """Owns the messages of the evict path.
 
-    rpc, actors/pressure_monitor -> Evict -> actors/allocator (policy/eviction_planner)
-    allocator  -> CompressChunks -> actors/compressor
-    allocator  -> WriteChunks    -> actors/storage_writer, only for KV not yet on flash
-    compressor -> ChunksCompressed -> allocator
-    writer     -> ChunksWritten    -> allocator
+rpc, actors/pressure_monitor -> Evict -> actors/allocator (policy/eviction_planner)
+allocator  -> CompressChunks -> actors/compressor
+allocator  -> WriteChunks    -> actors/storage_writer, only for KV not yet on flash
+compressor -> ChunksCompressed -> allocator
+writer     -> ChunksWritten    -> allocator
 """
 
 from __future__ import annotations
