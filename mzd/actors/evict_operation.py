@@ -5,7 +5,7 @@ A part of the allocator actor: it runs in the allocator's task and changes the a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, groupby
@@ -37,6 +37,10 @@ from mzd.policy.units import HeadUnit, KvUnit, UnitId
 
 WINDOW_BYTES = 8 * 1024 * 1024
 """Units in work at once: enough to keep every thread busy, few enough that each window soon frees memory."""
+
+
+Pending = dict[int, Callable[[Any], Awaitable[list[Lease]]]]
+"""By batch: what to do when its fact comes; returns the leases that are free then."""
 
 
 @dataclass(slots=True)
@@ -109,12 +113,12 @@ class EvictOperation:
     async def _carry_out(self, window: Sequence[Step]) -> None:
         """What only needs letting go first, since it makes room; then both ways out side by side."""
         await self._let_go([step for step in window if step.to is Destination.DROPPED])
-        pending: dict[int, Callable[[Any], list[Lease]]] = {}
+        pending: Pending = {}
         await self._send_compressions([step for step in window if step.to is Destination.RAM], pending)
         await self._send_writes([step for step in window if step.to is Destination.FLASH], pending)
         while pending:
             fact = await self.ends.facts.receive()
-            leases = pending.pop(fact.batch_id)(fact)
+            leases = await pending.pop(fact.batch_id)(fact)
             await self.parts.workers.run(self.parts.memory.release, leases)
 
     def _note(self, step: Step) -> None:
@@ -152,9 +156,7 @@ class EvictOperation:
 
     # To RAM.
 
-    async def _send_compressions(
-        self, steps: Sequence[Step], pending: dict[int, Callable[[Any], list[Lease]]]
-    ) -> None:
+    async def _send_compressions(self, steps: Sequence[Step], pending: Pending) -> None:
         share = -(-len(steps) // self.parts.compress_threads)
         for start in range(0, len(steps), max(1, share)):
             batch = steps[start : start + share]
@@ -180,7 +182,7 @@ class EvictOperation:
             sizes.chunk_bytes,
         )
 
-    def _compressed(self, steps: Sequence[Step], fact: ChunksCompressed) -> list[Lease]:
+    async def _compressed(self, steps: Sequence[Step], fact: ChunksCompressed) -> list[Lease]:
         leases = []
         for step, unit, encoded in zip(steps, _kv_units(steps), fact.encoded, strict=True):
             cache, place = self._where(unit)
@@ -196,12 +198,10 @@ class EvictOperation:
 
     # To flash.
 
-    async def _send_writes(
-        self, steps: Sequence[Step], pending: dict[int, Callable[[Any], list[Lease]]]
-    ) -> None:
+    async def _send_writes(self, steps: Sequence[Step], pending: Pending) -> None:
         for _, group in groupby(steps, key=lambda step: _kv_units([step])[0].context):
             batch = list(group)
-            writes = self._allocate_slots(batch)
+            writes = await self._allocate_slots(batch)
             if writes is None:
                 return
             addresses = tuple(self._start_write(unit) for unit in _kv_units(batch))
@@ -209,11 +209,12 @@ class EvictOperation:
             pending[message.batch_id] = partial(self._written, batch, writes)
             await self.ends.writes.send(message)
 
-    def _allocate_slots(self, steps: Sequence[Step]) -> list[SlotWrite] | None:
+    async def _allocate_slots(self, steps: Sequence[Step]) -> list[SlotWrite] | None:
         if self.storage_failed:
             return None
         try:
-            return self.parts.storage.allocate([self._new_chunk(unit) for unit in _kv_units(steps)])
+            chunks = [self._new_chunk(unit) for unit in _kv_units(steps)]
+            return await self.parts.workers.run(self.parts.storage.allocate, chunks)
         except MzdError as error:
             self._storage_failed(error)
             return None
@@ -241,10 +242,10 @@ class EvictOperation:
         cache.apply(place, Event.WRITE)
         return cache.leases[place].address
 
-    def _written(
+    async def _written(
         self, steps: Sequence[Step], writes: Sequence[SlotWrite], fact: ChunksWritten
     ) -> list[Lease]:
-        errors = self._commit(writes, fact)
+        errors = await self.parts.workers.run(self._commit, writes, fact)
         leases = []
         for step, unit, error in zip(steps, _kv_units(steps), errors, strict=True):
             if error is None:
@@ -258,7 +259,7 @@ class EvictOperation:
         return leases
 
     def _commit(self, writes: Sequence[SlotWrite], fact: ChunksWritten) -> list[MzdError | None]:
-        """Record what was written; what cannot be recorded was not written."""
+        """Record what was written; what cannot be recorded was not written. Runs in a thread."""
         good = [i for i, error in enumerate(fact.errors) if error is None]
         self.parts.storage.cancel([writes[i] for i, error in enumerate(fact.errors) if error is not None])
         try:

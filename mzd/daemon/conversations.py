@@ -13,11 +13,15 @@ from mzd.errors import MzdError
 
 @dataclass(slots=True)
 class Conversation:
-    """One context. The first `computed` of `tokens` have KV, resident or not."""
+    """One context. The first `computed` of `tokens` have KV, resident or not.
+
+    `once_computed` of them had it at some time: what lies between was lost, and is computed again.
+    """
 
     name: str
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
+    once_computed: int = 0
     last_used_s: float = 0.0
 
     def common_prefix(self, tokens: Sequence[int]) -> int:
@@ -25,6 +29,17 @@ class Conversation:
         known = np.asarray(self.tokens[: len(tokens)], dtype=np.int64)
         differs = np.nonzero(known != np.asarray(tokens[: len(known)], dtype=np.int64))[0]
         return int(differs[0]) if len(differs) else len(known)
+
+    def continue_with(self, tokens: Sequence[int], computed: int) -> None:
+        """Become `tokens`, of which the first `computed` have KV; what followed here is forgotten."""
+        self.once_computed = min(self.once_computed, self.common_prefix(tokens))
+        self.tokens = list(tokens)
+        self.computed = computed
+
+    def advance_to(self, computed: int) -> None:
+        """The KV of the first `computed` tokens stands."""
+        self.computed = computed
+        self.once_computed = max(self.once_computed, computed)
 
     def computed_ids(self) -> NDArray[np.uint32]:
         """(computed,) uint32: the ids whose KV stands."""

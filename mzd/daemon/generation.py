@@ -170,27 +170,28 @@ class Generation:
         Raises:
             MzdError: the codes of restoring: `insufficient_memory`, `weights_unavailable`, `model_changed`.
         """
+        before = self.conversation.tokens
         known = self.conversation.common_prefix(prompt)
         reused = min(known, self.conversation.computed, len(prompt) - 1)
-        self._forget_behind(prompt, reused)
+        self.conversation.continue_with(prompt, reused)
         try:
-            logits = await self._prefill_with_retry(prompt, reused, known)
+            logits = await self._prefill_with_retry(prompt, reused)
             self.timings.prefilled_s = trio.current_time()
             await self._decode(logits)
+        except MzdError:
+            if self.conversation.computed <= reused:
+                self.conversation.tokens = before  # nothing of the prompt was taken: it may be sent again
+            raise
         finally:
             with trio.CancelScope(shield=True):
                 await self.compute.finish(self.conversation.name, self.conversation.computed_ids())
         self.timings.ended_s = trio.current_time()
 
-    def _forget_behind(self, prompt: list[int], reused: int) -> None:
-        self.conversation.tokens = list(prompt)
-        self.conversation.computed = reused
-
-    async def _prefill_with_retry(self, prompt: list[int], reused: int, known: int) -> NDArray[np.float32]:
+    async def _prefill_with_retry(self, prompt: list[int], reused: int) -> NDArray[np.float32]:
         """Prefill; where a chunk turns out to be damaged, compute its range again from the token ids."""
         while True:
             try:
-                return await self._prefill(prompt, reused, known)
+                return await self._prefill(prompt, reused)
             except MzdError as error:
                 if error.code != "corrupt_chunk" or "keep_tokens" not in error.data:
                     raise
@@ -199,9 +200,9 @@ class Generation:
                 reused = int(error.data["keep_tokens"])
                 self.conversation.computed = reused
 
-    async def _prefill(self, prompt: list[int], reused: int, known: int) -> NDArray[np.float32]:
+    async def _prefill(self, prompt: list[int], reused: int) -> NDArray[np.float32]:
         self.usage.reused, self.usage.computed = reused, len(prompt) - reused
-        self.usage.recomputed = max(0, min(known, len(prompt) - 1) - reused)
+        self.usage.recomputed = max(0, min(self.conversation.once_computed, len(prompt) - 1) - reused)
         self._restore_id, restored = await self._reserve(reused, len(prompt) + 1)
         failure: MzdError | None = None
         async with trio.open_nursery() as nursery:
@@ -242,7 +243,7 @@ class Generation:
             done = await self.compute.step(
                 self._restore_id, part, start, logits="last" if last else "none", trace=start == reused
             )
-            self.conversation.computed = start + len(part)
+            self.conversation.advance_to(start + len(part))
             if not last:
                 await self._tell("prefill", self.conversation.computed - reused, total)
         row: NDArray[np.float32] = done.logits[0]
@@ -312,6 +313,6 @@ class Generation:
         if position >= self._capacity:
             self._restore_id, _ = await self._reserve(position, position + 1)
         done = await self.compute.step(self._restore_id, [token], position, logits="last")
-        self.conversation.computed = position + 1
+        self.conversation.advance_to(position + 1)
         row: NDArray[np.float32] = done.logits[0]
         return row

@@ -130,7 +130,15 @@ def _revived(archive: ContextArchive, units: UnitTable, limit: int) -> Conversat
     for found in archive.revive(len(units.weights)):
         if len(found.cache.tokens):
             units.caches[found.name] = found.cache
-        conversations.adopt(Conversation(found.name, found.tokens.tolist(), len(found.cache.tokens)))
+        # The last token of a log was sampled and never computed; everything before it was.
+        conversations.adopt(
+            Conversation(
+                found.name,
+                found.tokens.tolist(),
+                computed=len(found.cache.tokens),
+                once_computed=max(len(found.cache.tokens), len(found.tokens) - 1),
+            )
+        )
     return conversations
 
 
