@@ -40,12 +40,12 @@ static int result_of_error(int fd, int error, off_t offset, bool is_continued)
 /* All of the extent, in pieces, each continued until it is whole. */
 static int transfer_extent(transfer some, int fd, const mzd_extent *extent, uint32_t *crc)
 {
-    const size_t piece_max = crc != NULL ? MZD_IO_SUMMED_PIECE_BYTES : MZD_IO_PIECE_BYTES;
     for (size_t done = 0; done < extent->size_bytes;) {
         const size_t left = extent->size_bytes - done;
+        const size_t piece = left < MZD_IO_PIECE_BYTES ? left : MZD_IO_PIECE_BYTES;
         uint8_t *address = extent->address + done;
         const off_t offset = (off_t)(extent->offset_bytes + (int64_t)done);
-        const ssize_t count = some(fd, address, left < piece_max ? left : piece_max, offset);
+        const ssize_t count = some(fd, address, piece, offset);
         if (count < 0 && errno == EINTR)
             continue;
         if (count < 0)

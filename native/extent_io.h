@@ -7,10 +7,9 @@
 #include <sys/types.h>
 
 enum {
-    /* Largest single call: it bounds what one wait on a slow device costs, and stays below the 2 GiB limit. */
-    MZD_IO_PIECE_BYTES = 8 * 1024 * 1024,
-    /* With a checksum the piece must still be in the cache when it is summed. */
-    MZD_IO_SUMMED_PIECE_BYTES = 1024 * 1024,
+    /* Largest single call. Direct reads into huge pages are as fast as with 8 MiB and 1.2 times as fast as with
+     * 1 MiB, checksums included (virtio disk); smaller would keep more of a piece in the cache for its sum. */
+    MZD_IO_PIECE_BYTES = 4 * 1024 * 1024,
     /* Result of an extent that the file ended inside of. Positive, so that it is no -errno. */
     MZD_IO_SHORT = 1,
 };

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXTENT_SHORT: Final = 1
 """Result of an extent that the file ended inside of; positive, so that it is no -errno."""
 
-_PIECE_BYTES: Final = 8 * 1024 * 1024
+_PIECE_BYTES: Final = 4 * 1024 * 1024
 
 _Transfer = Callable[[int, list[memoryview], int], int]
 

@@ -43,8 +43,11 @@ def test_signatures_of_both_sides_agree(backend):
         assert list(inspect.signature(getattr(backend, name)).parameters) == expected
 
 
-def ran_beside(call) -> bool:
-    """Whether this thread ran while `call` was at work in another; with no forced switch it can only so."""
+def saw_effect(call, has_effect) -> bool:
+    """Whether this thread, which never lets go of the GIL, saw `call` at work in another.
+
+    With no forced switch, the other thread can only get on with its work if it does so without the GIL.
+    """
     started, is_done = threading.Event(), threading.Event()
 
     def work():
@@ -55,23 +58,45 @@ def ran_beside(call) -> bool:
     thread = threading.Thread(target=work)
     thread.start()
     started.wait()
-    was_beside = not is_done.is_set()
+    seen = any(has_effect() for _ in range(1_000_000))
+    is_early = not is_done.is_set()
     thread.join()
-    return was_beside
+    return seen and is_early
 
 
-def test_long_work_drops_the_gil():
+def u64(*values):
+    return np.array(values, np.uint64)
+
+
+SIZE = 32 * 1024 * 1024
+
+
+@pytest.mark.parametrize("name", ["fill", "copy", "encode", "decode", "read_extents"])
+def test_long_work_drops_the_gil(name, tmp_path):
     module = pytest.importorskip("mzd._native")
-    data = np.zeros(64 * 1024 * 1024, np.uint8)
+    source, target = np.ones(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
+    src, dst = source.ctypes.data, target.ctypes.data
+    path = tmp_path / "ones"
+    path.write_bytes(source.data if name == "read_extents" else b"")
+    with path.open("rb") as file:
+        calls = {
+            "fill": lambda: module.fill(dst, SIZE, 1),
+            "copy": lambda: module.copy(dst, src, SIZE),
+            "encode": lambda: module.int8_encode_batch(u64(src), u64(dst), SIZE // 2, np.empty(1, np.uint8)),
+            "decode": lambda: module.int8_decode_batch(u64(src), u64(dst), SIZE // 2),
+            "read_extents": lambda: module.read_extents(file.fileno(), u64(0), u64(dst), u64(SIZE)),
+        }
+        assert was_seen_at_work(calls[name], target)
+
+
+def was_seen_at_work(call, target) -> bool:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000.0)
     try:
-        calls = [
-            lambda: module.crc32c_buffer(data, 0, "table"),
-            lambda: module.fill(data.ctypes.data, data.size, 1),
-        ]
-        for call in calls:
-            assert any(ran_beside(call) for _ in range(20))
-        assert not any(ran_beside(lambda: sum(range(2_000_000))) for _ in range(3))
+        for _ in range(20):  # the scheduler may let a whole call pass before this thread wakes
+            target[:] = 0
+            if saw_effect(call, lambda: target[SIZE // 2] != 0):  # a payload is just longer than this
+                return True
+        return False
     finally:
         sys.setswitchinterval(interval)
