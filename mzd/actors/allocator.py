@@ -41,6 +41,9 @@ def _nobody_looks() -> None:
     """Without a pressure monitor nobody needs to know."""
 
 
+TRACES_KEPT = 16
+"""Restores that can still be shown: each leaves some hundred spans, all of them together under 1 MB."""
+
 MEMORY_POLL_S = 0.05
 """How often a restore that waits for memory looks again."""
 
@@ -75,13 +78,18 @@ class Allocator:
     available_bytes: Callable[[], int | None]
     baseline: Baseline
     became_resident: Callable[[], None] = _nobody_looks
-    last_trace: RestoreTrace | None = None
+    traces: deque[RestoreTrace] = field(default_factory=lambda: deque(maxlen=TRACES_KEPT))
     state: str = "idle"
     _queue: deque[Operation] = field(default_factory=deque)
     _arrived: trio.Event = field(default_factory=trio.Event)
     _running: RestoreOperation | None = None
     _abandoned: set[int] = field(default_factory=set)
     _garbage: list[tuple[list[Lease], list[KvUnit]]] = field(default_factory=list)
+
+    @property
+    def last_trace(self) -> RestoreTrace | None:
+        """The newest restore on record."""
+        return self.traces[-1] if self.traces else None
 
     @property
     def units(self) -> UnitTable:
@@ -238,7 +246,7 @@ class Allocator:
             return
         elapsed_s = time.monotonic() - start_s
         if trace.spans:
-            self.last_trace = trace
+            self.traces.append(trace)
             self.became_resident()
         message.replies.outcome.set(RestoreOutcome(message.restore_id, _restored_bytes(plan), elapsed_s))
 

@@ -14,6 +14,7 @@ from pyopencl import Event
 
 from mzd.device.engine import Engine
 from mzd.errors import MzdError
+from mzd.memory.restore_trace import Span
 from mzd.memory.workers import Workers
 from mzd.messages.compute import RunStep, StepDone
 from mzd.messages.restore_path import HeadReady, LayerReady, Readiness, RestoreFailed
@@ -24,6 +25,10 @@ LAYERS_AHEAD = 2
 
 SHORT_STEP_TOKENS = 8
 """Steps up to this many tokens are enqueued whole: they end in milliseconds and nobody can cancel sooner."""
+
+
+SPANS_KEPT = 4096
+"""Layers whose time is remembered for traces: some dozens of restores."""
 
 
 @dataclass(slots=True)
@@ -67,6 +72,9 @@ class GpuPrefill:
     """Restore path, last step. The only user of the engine; what it binds was announced by the allocator.
 
     Cancelled: the layers already enqueued end first, since their units must not move under them.
+
+    Attributes:
+        spans: when the device had which layer, by restore; traces show it beside the restore itself.
     """
 
     engine: Engine
@@ -74,7 +82,7 @@ class GpuPrefill:
     workers: Workers
     steps: trio.MemoryReceiveChannel[RunStep]
     readiness: trio.MemoryReceiveChannel[Readiness]
-    layer_spans_ns: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=4096))
+    spans: deque[tuple[int, Span]] = field(default_factory=lambda: deque(maxlen=SPANS_KEPT))
     _ready: _ReadyUnits = field(default_factory=_ReadyUnits)
     _bound_id: int = -1
     _bound_layers: set[int] = field(default_factory=set)
@@ -164,7 +172,8 @@ class GpuPrefill:
 
     async def _retire(self, enqueued: _Enqueued) -> None:
         await self.engine.wait(enqueued.event)
-        self.layer_spans_ns.append((enqueued.layer, enqueued.begun_ns, time.monotonic_ns()))
+        span = Span("prefill", enqueued.layer, enqueued.begun_ns, time.monotonic_ns(), 0)
+        self.spans.append((self._bound_id, span))
 
     async def _wait_ready(self, step: RunStep, bind: Callable[[], bool]) -> None:
         """Wait until `bind` finds its unit ready; ends early when nobody wants the step any more."""

@@ -327,6 +327,8 @@ class RestoreOperation:
         if not self.announce or self._outstanding[layer] or self._stopped:
             return
         event = self._head_ready() if layer is None else self._layer_ready(LayerIndex(layer))
+        now_ns = time.monotonic_ns()
+        self.trace.add("ready", layer, now_ns, now_ns, 0)
         self._outstanding[layer] = -1  # announced: nothing is outstanding, and it must not be said twice
         if self.parts.overlap.prefills_ahead:
             await self.ends.readiness.send(event)

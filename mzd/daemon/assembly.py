@@ -65,7 +65,11 @@ async def open_everything(config: Config) -> AsyncIterator[Opened]:
         stack.callback(device.close)
         context_length = _context_length(config, store.index.config)
         engine = Engine(
-            device, store.index, context_tokens_max=context_length, ubatch_tokens_max=UBATCH_TOKENS
+            device,
+            store.index,
+            context_tokens_max=context_length,
+            ubatch_tokens_max=UBATCH_TOKENS,
+            activations="int8" if config.activations == "int8" else "f32",
         )
         stack.callback(engine.close)
         contexts = ContextDirectory(state / "contexts")
@@ -116,6 +120,7 @@ def _parts(
             device.reserve_svm,
             device.reservation_bytes_max,
             huge_pages=config.huge_pages and has_huge_pages(),
+            lock_memory=config.lock_memory,
         ),
         payloads=InMemorySwap(),
         storage=StorageSwap(contexts, model_id=index.model_id, quota_bytes=quota_bytes),

@@ -161,6 +161,7 @@ class Generation:
     timings: Timings
     usage: Usage = field(default_factory=Usage)
     answer: Answer = field(default_factory=Answer)
+    first_restore_id: int = -1
     _restore_id: int = -1
     _capacity: int = 0
 
@@ -204,6 +205,7 @@ class Generation:
         self.usage.reused, self.usage.computed = reused, len(prompt) - reused
         self.usage.recomputed = max(0, min(self.conversation.once_computed, len(prompt) - 1) - reused)
         self._restore_id, restored = await self._reserve(reused, len(prompt) + 1)
+        self.first_restore_id = self._restore_id
         failure: MzdError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_restore, restored)

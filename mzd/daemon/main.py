@@ -20,6 +20,7 @@ from mzd.daemon.notify import ServiceManager, handed_over_sockets
 from mzd.daemon.pressure import monitor_factory, restore_floor_bytes
 from mzd.daemon.service import Service
 from mzd.daemon.status import StatusReporter
+from mzd.daemon.trace import TraceBook
 from mzd.daemon.turnstile import Turnstile
 from mzd.daemon.wiring import System, wire
 from mzd.errors import MzdError
@@ -190,6 +191,7 @@ def _service(
         turnstile=reporter.turnstile,
         status_reporter=reporter,
         context_length=opened.context_length,
+        traces=TraceBook(system.allocator, system.gpu),
     )
 
 

@@ -13,6 +13,7 @@ import trio
 from mzd.daemon.conversations import Conversation, Conversations
 from mzd.daemon.generation import ComputeClient, Generation, Timings
 from mzd.daemon.status import StatusReporter
+from mzd.daemon.trace import TraceBook
 from mzd.daemon.turnstile import Turnstile
 from mzd.errors import MzdError
 from mzd.memory.context_archive import ContextArchive
@@ -40,6 +41,7 @@ class Service:
     turnstile: Turnstile
     status_reporter: StatusReporter
     context_length: int
+    traces: TraceBook
 
     def methods(self) -> dict[str, Method[Any]]:
         """The table that the RPC server dispatches by."""
@@ -52,6 +54,7 @@ class Service:
             "drop": self.drop,
             "tokenize": self.tokenize,
             "detokenize": self.detokenize,
+            "trace": self.trace,
         }
         return {name: Method(SCHEMAS[name], handler) for name, handler in handlers.items()}
 
@@ -67,6 +70,7 @@ class Service:
                 self._check_fits(prompt)
                 generation = self._generation(params, call, conversation, sampler, timings)
                 await generation.run(prompt)
+                self.traces.note(call.request, generation.first_restore_id)
             finally:
                 await self._keep(conversation)
         return _result(generation, with_logprobs=params.logprobs > 0)
@@ -199,15 +203,19 @@ class Service:
 
     async def drop(self, params: requests.DropParams, call: Call) -> dict[str, Any]:
         """Forget a context for good, in RAM and on flash. Waits for a generation that runs."""
-        self.conversations.find(params.context)
-        async with self.turnstile.turn():
+        if params.context not in self.archive.stale:
             self.conversations.find(params.context)
+        async with self.turnstile.turn():
             reply: Reply[bool] = Reply()
             await self.allocator.send(DropContext(params.context, reply))
             await reply.get()
             await self.archive.forget(params.context)
             self.conversations.forget(params.context)
         return {"dropped": params.context}
+
+    async def trace(self, params: requests.TraceParams, call: Call) -> dict[str, Any]:
+        """The lanes of a restore, as Chrome trace events."""
+        return {"events": self.traces.events(params.request)}
 
     async def tokenize(self, params: requests.TokenizeParams, call: Call) -> dict[str, Any]:
         """Text to ids, control tokens parsed."""

@@ -66,6 +66,7 @@ class System:
     """The wired daemon: who runs, and the ends that the service talks to."""
 
     allocator: Allocator
+    gpu: GpuPrefill
     compute: ComputeClient
     to_allocator: trio.MemorySendChannel[AllocatorMessage]
     to_gpu: trio.MemorySendChannel[RunStep]
@@ -170,7 +171,7 @@ def wire(parts: Parts, config: Config, settings: AllocatorSettings, monitor: Mon
         allocator.became_resident = watcher.look_now
         runs.append(watcher.run)
     compute = ComputeClient(to_allocator, to_gpu, UBATCH_TOKENS)
-    return System(allocator, compute, to_allocator, to_gpu, watcher, runs)
+    return System(allocator, gpu, compute, to_allocator, to_gpu, watcher, runs)
 
 
 MonitorFactory = Callable[[trio.MemorySendChannel[Evict]], PressureMonitor]
