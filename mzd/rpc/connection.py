@@ -74,8 +74,8 @@ class Connection:
     stream's sending side; so a cancelled request never leaves half a frame behind. The outbox between them is
     short: requests of a client that does not read wait there, and after `stall_s` the client is closed.
 
-    Ends: the client leaves (its requests are cancelled at once), it breaks the protocol, or `stop()` (the
-    requests are cancelled and answered, then the reason is said), always within `farewell_s`.
+    Ends when the client leaves or breaks the protocol, or by `stop()`: its requests are cancelled at once and
+    answered, a breach is named, all within `farewell_s`. A client that left cannot take it; that is noticed.
 
     Args:
         number: the CONNECTION in `CONNECTION:MSGID`.
@@ -110,7 +110,6 @@ class Connection:
             try:
                 with self._reading:
                     await self._read_frames(requests)
-                    everything.cancel()  # the client left: nobody to answer
             except ProtocolError as error:
                 log.info("connection %d closed: %s", self._number, error)
                 ending = error

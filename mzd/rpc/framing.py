@@ -134,7 +134,6 @@ class FrameReader:
     def _open_container(self, header_bytes: int, num_items: int) -> bool:
         self._pass(header_bytes)
         self._num_items += num_items
-        self._check_size(self._position + num_items)  # each item is a byte at least
         if self._num_items > self._limits.frame_items_max:
             limit = self._limits.frame_items_max
             raise ProtocolError("frame_too_large", f"a frame holds {limit} values at most", items_max=limit)
