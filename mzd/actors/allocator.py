@@ -245,9 +245,9 @@ class Allocator:
             message.replies.outcome.fail(error)
             return
         elapsed_s = time.monotonic() - start_s
-        if trace.spans:
+        if _restored_bytes(plan):  # room for new tokens alone makes no picture
             self.traces.append(trace)
-            self.became_resident()
+        self.became_resident()
         message.replies.outcome.set(RestoreOutcome(message.restore_id, _restored_bytes(plan), elapsed_s))
 
     def _plan_restore(self, cache: KvCache, message: RestoreContext) -> RestorePlan:

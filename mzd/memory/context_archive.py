@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mzd.errors import MzdError
+from mzd.formats.prefix_hash import extend_prefix_hash, prefix_hashes
+from mzd.formats.swap_record import StoredRecord
 from mzd.memory.context_directory import ContextDirectory
 from mzd.memory.context_listing import FoundContext, list_contexts
 from mzd.memory.storage_swap import StorageSwap
@@ -16,8 +19,8 @@ from mzd.memory.token_log import TokenLog
 from mzd.memory.unit_table import KvCache, chunks_of
 from mzd.memory.workers import Workers
 from mzd.policy.residency import UnitState
-from mzd.policy.restore_planner import intact_tokens
 from mzd.policy.snapshot import CopyKind
+from mzd.policy.units import CHUNK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,12 @@ class RevivedContext:
     name: str
     tokens: NDArray[np.uint32]
     cache: KvCache
+
+
+_STATE_ON_FLASH: Final = {
+    CopyKind.STORED: UnitState.STORED,
+    CopyKind.STORED_COMPRESSED: UnitState.STORED_COMPRESSED,
+}
 
 
 class ContextArchive:
@@ -69,21 +78,19 @@ class ContextArchive:
     def _revive_cache(self, found: FoundContext, num_layers: int) -> KvCache:
         """Only a chunk that was stored for just these tokens counts; its checksum is checked at the read."""
         cache = KvCache(found.name, num_layers)
-        cache.set_tokens(found.tokens)
         cache.grow(chunks_of(len(found.tokens)))
+        hashes = prefix_hashes(found.tokens, chunk_tokens=CHUNK_TOKENS)
+        ends = np.zeros(cache.states.shape, np.int64)
         for record in found.stored:
-            fits = record.layer < num_layers and record.chunk < cache.num_chunks
             kind = self._copy_kind(record.codec_name, record.codec_version)
-            if not fits or kind is CopyKind.NONE or record.tokens_hash != cache.hashes[record.chunk]:
-                continue
-            raw = kind is CopyKind.STORED
-            cache.states[record.layer, record.chunk] = (
-                UnitState.STORED if raw else UnitState.STORED_COMPRESSED
-            )
-            cache.copies[record.layer, record.chunk] = kind
-        intact = intact_tokens(cache.snapshot(), len(found.tokens))
-        cache.cut(chunks_of(intact))
-        cache.set_tokens(found.tokens[:intact])
+            place = (record.layer, record.chunk)
+            if kind is not CopyKind.NONE and _fits(record, found.tokens, hashes, cache):
+                cache.states[place] = _STATE_ON_FLASH[kind]
+                cache.copies[place] = kind
+                ends[place] = record.chunk * CHUNK_TOKENS + record.num_tokens
+        num_tokens = _intact_end(ends)
+        cache.cut(chunks_of(num_tokens))
+        cache.set_tokens(found.tokens[:num_tokens])
         return cache
 
     def _copy_kind(self, codec_name: str, codec_version: int) -> CopyKind:
@@ -136,3 +143,25 @@ class ContextArchive:
         self._logs.pop(name, None)
         self.stale.pop(name, None)
         await self._workers.run(self._storage.drop_context, name)
+
+
+def _fits(record: StoredRecord, tokens: NDArray[np.uint32], hashes: Sequence[bytes], cache: KvCache) -> bool:
+    """Whether a record is of these tokens; the last chunk may hold fewer of them than the log does."""
+    start = record.chunk * CHUNK_TOKENS
+    if record.layer >= cache.num_layers or start + record.num_tokens > len(tokens):
+        return False
+    previous = hashes[record.chunk - 1] if record.chunk else b""
+    return record.tokens_hash == extend_prefix_hash(previous, tokens[start : start + record.num_tokens])
+
+
+def _intact_end(ends: NDArray[np.int64]) -> int:
+    """How many leading tokens have their KV in every layer; `ends`: (layers, chunks), 0 where nothing is."""
+    end = 0
+    for chunk in range(ends.shape[1]):
+        lowest, highest = int(ends[:, chunk].min()), int(ends[:, chunk].max())
+        if lowest != highest or lowest == 0:
+            break
+        end = lowest
+        if end % CHUNK_TOKENS:
+            break
+    return end
