@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mzd.memory.pressure_sources import (
@@ -117,6 +117,7 @@ def test_the_administrator_can_turn_stall_off(tmp_path):
     assert "MEMORY_PRESSURE_WATCH" in reading.reason
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_is_a_reading_or_a_probe_error(text):
     """Any other exception fails the test."""
