@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from mzd.cli.output import Exit, Output, note
@@ -32,15 +34,24 @@ def _show_eviction(result: Mapping[str, Any]) -> None:
     print(
         f"freed {format_bytes(result['freed_bytes'])} of {format_bytes(result['requested_bytes'])} asked{end}"
     )
-    for step in result["steps"]:
-        print(f"  {_step(step)}")
+    for (stage, unit, to), run in groupby(result["steps"], key=itemgetter("stage", "unit", "to")):
+        steps = list(run)
+        print(f"  {stage}: {unit}{_layers(steps)} -> {to}, {format_bytes(_total(steps))}")
     print(f"resident now: {format_bytes(result['resident_bytes'])}")
 
 
-def _step(step: Mapping[str, Any]) -> str:
-    chunk = f" chunk {step['chunk']} of {step['context']}" if step.get("chunk") is not None else ""
-    layer = f" layer {step['layer']}" if step.get("layer") is not None else ""
-    return f"{step['stage']}: {step['unit']}{layer}{chunk} -> {step['to']}, {format_bytes(step['bytes'])}"
+def _layers(steps: Sequence[Mapping[str, Any]]) -> str:
+    """Which layers a run of steps went through, and in how many units; --json has them one by one."""
+    layers = [step["layer"] for step in steps if step.get("layer") is not None]
+    if not layers:
+        return ""
+    if len(steps) == 1:
+        return f" layer {layers[0]}"
+    return f" layers {layers[0]} to {layers[-1]} ({len(steps)} units)"
+
+
+def _total(steps: Sequence[Mapping[str, Any]]) -> int:
+    return sum(step["bytes"] for step in steps)
 
 
 def restore(arguments: Namespace, output: Output) -> int:

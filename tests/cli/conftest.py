@@ -55,8 +55,11 @@ EVICTED = {
     "warnings": ["swap_full"],
     "steps": [
         {"stage": "KVonly", "unit": "kv", "layer": 3, "chunk": 1, "context": "c", "to": "ram",
-         "bytes": 1_000_000},
-        {"stage": "Wonly", "unit": "weights", "layer": 29, "to": "dropped", "bytes": 3_000_000},
+         "bytes": 750_000},
+        {"stage": "KVonly", "unit": "kv", "layer": 2, "chunk": 1, "context": "c", "to": "ram",
+         "bytes": 750_000},
+        {"stage": "Wonly", "unit": "weights", "layer": 29, "to": "dropped", "bytes": 2_500_000},
+        {"stage": "head", "unit": "head", "layer": None, "to": "dropped", "bytes": 1},
     ],
 }  # fmt: skip
 EVENTS = [

@@ -59,7 +59,9 @@ def test_evict(daemon, capsys, line, asked):
     assert daemon.asked == [("evict", asked)]
     printed = capsys.readouterr()
     assert "freed 4.0 MB of 5.0 MB asked; nothing more can go" in printed.out
-    assert "layer 3 chunk 1 of c -> ram, 1.0 MB" in printed.out
+    assert "KVonly: kv layers 3 to 2 (2 units) -> ram, 1.5 MB\n" in printed.out
+    assert "Wonly: weights layer 29 -> dropped, 2.5 MB\n" in printed.out
+    assert "head: head -> dropped, 1 B\n" in printed.out
     assert "warning: swap_full" in printed.err
     assert main(["evict", *line, "--json"]) == 0
     assert json_of(capsys)["freed_bytes"] == 4_000_000
