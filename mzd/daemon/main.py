@@ -18,6 +18,7 @@ from mzd.daemon.config import Config
 from mzd.daemon.conversations import Conversation, Conversations
 from mzd.daemon.notify import ServiceManager, handed_over_sockets
 from mzd.daemon.pressure import monitor_factory, restore_floor_bytes
+from mzd.daemon.profiling import load_or_measure, subject_of
 from mzd.daemon.service import Service
 from mzd.daemon.status import StatusReporter
 from mzd.daemon.trace import TraceBook
@@ -32,7 +33,7 @@ from mzd.messages.reply import Reply
 from mzd.model.chat_template import ChatTemplate
 from mzd.model.tokenizer import Tokenizer
 from mzd.policy.eviction_planner import Order
-from mzd.policy.profile import DEFAULT_PROFILE, unit_times
+from mzd.policy.profile import DeviceProfile, unit_times
 from mzd.rpc.endpoint import bind_socket
 from mzd.rpc.limits import Limits
 from mzd.rpc.peers import PeerPolicy, group_id
@@ -74,9 +75,11 @@ async def _main(config: Config) -> None:
     start_s = trio.current_time()
     async with open_everything(config) as opened:
         manager.tell("STATUS=starting")
+        # Before any actor runs: nothing may take cores from it, nor it from a request.
+        profile = await load_or_measure(subject_of(config, opened.device, opened.parts.store))
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
-                daemon = _make_daemon(config, opened, start_s)
+                daemon = _make_daemon(config, opened, profile, start_s)
                 for run in daemon.system.runs:
                     nursery.start_soon(run)
                 nursery.start_soon(manager.run_watchdog)
@@ -95,14 +98,14 @@ class _Daemon:
     reporter: StatusReporter
 
 
-def _make_daemon(config: Config, opened: Opened, start_s: float) -> _Daemon:
+def _make_daemon(config: Config, opened: Opened, profile: DeviceProfile, start_s: float) -> _Daemon:
     parts, index = opened.parts, opened.parts.store.index
     settings = AllocatorSettings(
         restore_wait_s=config.restore_wait_s,
         floor_bytes=restore_floor_bytes(config.pressure),
         eviction_order=Order(config.eviction_order),
         times=unit_times(
-            DEFAULT_PROFILE,
+            profile,
             chunk_bytes=parts.units.kv_sizes.chunk_bytes,
             layer_bytes=float(np.mean([extent.size_bytes for extent in index.layers])),
         ),
@@ -118,7 +121,7 @@ def _make_daemon(config: Config, opened: Opened, start_s: float) -> _Daemon:
         codec_version=parts.codec.version,
     )
     conversations = _revived(archive, parts.units, config.limits.contexts)
-    reporter = _reporter(config, opened, system, archive, conversations, start_s)
+    reporter = _reporter(config, opened, system, archive, conversations, profile, start_s)
     service = _service(config, opened, system, archive, conversations, reporter)
     limits = Limits(frame_bytes_max=config.limits.frame_bytes, connections_max=config.limits.connections)
     server = RpcServer(service.methods(), allowed=PeerPolicy.same_user(config.socket_group), limits=limits)
@@ -149,6 +152,7 @@ def _reporter(
     system: System,
     archive: ContextArchive,
     conversations: Conversations,
+    profile: DeviceProfile,
     start_s: float,
 ) -> StatusReporter:
     return StatusReporter(
@@ -162,7 +166,7 @@ def _reporter(
         archive=archive,
         turnstile=Turnstile(config.limits.waiting),
         pressure=system.monitor,
-        profile=DEFAULT_PROFILE,
+        profile=profile,
         context_length=opened.context_length,
         baseline=opened.parts.baseline,
         ready_s=trio.current_time() - start_s,
