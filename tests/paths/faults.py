@@ -1,0 +1,84 @@
+"""Owns what tests break: poisoned pages, and calls to the kernel that fail or lie."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from mzd import native
+from mzd.actors.restore_operation import RestoreOperation
+from mzd.policy.residency import Event
+
+POISON = 0xFF
+"""As FP16 and as float32 a NaN that goes through every product and sum."""
+
+
+class PoisonedPages:
+    """Pages that hold NaN whenever they are not resident, and until their content has come.
+
+    They stay in memory: what would read as zeros after a release is NaN too. Give the arena
+    `poisoned(reserve)` as well, for what was never populated.
+    """
+
+    def populate(self, address: int, size_bytes: int, huge: bool, /) -> int:
+        code = native.populate(address, size_bytes, huge)
+        native.fill(address, size_bytes, POISON)
+        return code
+
+    def release(self, address: int, size_bytes: int, /) -> int:
+        native.fill(address, size_bytes, POISON)
+        return 0
+
+    def lock(self, address: int, size_bytes: int, /) -> int:
+        return native.lock(address, size_bytes)
+
+    def unlock(self, address: int, size_bytes: int, /) -> int:
+        return native.unlock(address, size_bytes)
+
+
+def poisoned(reserve: Callable[[int], Any]) -> Callable[[int], Any]:
+    """A `reserve` whose address space is poisoned from the first byte to the last."""
+
+    def reserve_poisoned(size_bytes: int) -> Any:
+        reservation = reserve(size_bytes)
+        native.fill(reservation.address, reservation.size_bytes, POISON)
+        return reservation
+
+    return reserve_poisoned
+
+
+@contextlib.contextmanager
+def fresh_chunks_are_zero() -> Iterator[None]:
+    """A chunk for tokens to come is zeros when it is delivered, as a fresh page would be."""
+    deliver = RestoreOperation._deliver
+
+    def zero_and_deliver(operation: RestoreOperation, unit: Any, event: Event) -> None:
+        if event is Event.ALLOCATE:
+            lease = operation._leases[unit]
+            native.fill(lease.address, lease.size_bytes, 0)
+        deliver(operation, unit, event)
+
+    with mock.patch.object(RestoreOperation, "_deliver", zero_and_deliver):
+        yield
+
+
+@contextlib.contextmanager
+def failing_extents(name: str, error: int, *, after: int = 0) -> Iterator[None]:
+    """`native.read_extents` or `native.write_extents` gives `-error` for every extent after the first `after`."""
+    real, lock, left = getattr(native, name), threading.Lock(), [after]
+
+    def fail_some(fd: int, offsets: Any, addresses: Any, sizes: Any) -> Any:
+        results = np.asarray(real(fd, offsets, addresses, sizes)).copy()
+        with lock:
+            spared = min(left[0], len(results))
+            left[0] -= spared
+        results[spared:] = -error
+        return results
+
+    with mock.patch.object(native, name, fail_some):
+        yield
