@@ -256,7 +256,8 @@ async def rates(kinds: Sequence[tuple[Workers, Sequence[Step]]], seconds: float)
 
     async def run(kind: int, workers: Workers, step: Step) -> None:
         try:
-            found[kind] += await workers.run(_repeat, step, time.perf_counter() + seconds)
+            rate = await workers.run(_repeat, step, time.perf_counter() + seconds)
+            found[kind] += rate  # not in one statement: the sum before the wait would be read before it
         except (OSError, MzdError) as error:
             failures.append(error)
 
