@@ -53,10 +53,11 @@ class Daemon:
 
     def ask(self, messages: Messages, max_tokens: int) -> dict[str, Any]:
         """A greedy answer to a whole conversation."""
-        return self.client.call(
+        answer: dict[str, Any] = self.client.call(
             "generate",
             {"context": CONTEXT, "messages": messages, "max_tokens": max_tokens, "temperature": 0.0},
         )
+        return answer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

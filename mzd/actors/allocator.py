@@ -77,7 +77,7 @@ class Allocator:
     settings: AllocatorSettings
     available_bytes: Callable[[], int | None]
     baseline: Baseline
-    became_resident: Callable[[], None] = _nobody_looks
+    became_evictable: Callable[[], None] = _nobody_looks
     traces: deque[RestoreTrace] = field(default_factory=lambda: deque(maxlen=TRACES_KEPT))
     state: str = "idle"
     _queue: deque[Operation] = field(default_factory=deque)
@@ -156,6 +156,7 @@ class Allocator:
         self._retag(cache, message.tokens[: cache.num_chunks * CHUNK_TOKENS])
         if not len(cache.tokens):
             del self.units.caches[cache.name]
+        self.became_evictable()
 
     def _withdraw_queued(self, context: str) -> None:
         """A restore that has not begun when its request ends must not begin: it would protect for ever."""
@@ -247,7 +248,6 @@ class Allocator:
         elapsed_s = time.monotonic() - start_s
         if _restored_bytes(plan):  # room for new tokens alone makes no picture
             self.traces.append(trace)
-        self.became_resident()
         message.replies.outcome.set(RestoreOutcome(message.restore_id, _restored_bytes(plan), elapsed_s))
 
     def _plan_restore(self, cache: KvCache, message: RestoreContext) -> RestorePlan:

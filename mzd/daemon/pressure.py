@@ -51,6 +51,10 @@ def _make_monitor(
 
 
 def _model_memory(parts: Parts) -> ModelMemory:
-    held_bytes = parts.units.resident_bytes() + parts.payloads.statistics().resident_bytes
-    full_bytes = parts.units.snapshot(0).full_bytes
-    return ModelMemory(full_bytes=full_bytes, evictable_bytes=0 if parts.units.in_use else held_bytes)
+    """What there is and what could go now: while a request runs, the KV of the other contexts."""
+    units = parts.units
+    full_bytes = units.snapshot(0).full_bytes
+    if units.in_use:
+        return ModelMemory(full_bytes=full_bytes, evictable_bytes=units.idle_kv_bytes)
+    held_bytes = units.resident_bytes() + parts.payloads.statistics().resident_bytes
+    return ModelMemory(full_bytes=full_bytes, evictable_bytes=held_bytes)

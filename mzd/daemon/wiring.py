@@ -168,7 +168,7 @@ def wire(parts: Parts, config: Config, settings: AllocatorSettings, monitor: Mon
             runs.append(writer.run)
     watcher = monitor(to_allocator.clone()) if monitor is not None else None
     if watcher is not None:
-        allocator.became_resident = watcher.look_now
+        allocator.became_evictable = watcher.look_now
         runs.append(watcher.run)
     compute = ComputeClient(to_allocator, to_gpu, UBATCH_TOKENS)
     return System(allocator, gpu, compute, to_allocator, to_gpu, watcher, runs)

@@ -199,6 +199,12 @@ class UnitTable:
         """Bytes of all chunks that hold a buffer."""
         return sum(c.count(BUFFER_STATES) for c in self.caches.values()) * self.kv_sizes.chunk_bytes
 
+    @property
+    def idle_kv_bytes(self) -> int:
+        """Bytes of chunks that hold a buffer and that no request uses."""
+        idle = (cache for cache in self.caches.values() if not cache.in_use)
+        return sum(cache.count(BUFFER_STATES) for cache in idle) * self.kv_sizes.chunk_bytes
+
     def resident_bytes(self) -> int:
         """Bytes of all units that hold a buffer."""
         return self.weights_bytes + self.head_bytes + self.kv_bytes

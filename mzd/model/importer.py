@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mzd import _native
+from mzd import native
 from mzd.errors import FormatError
 from mzd.formats.architectures import TensorRule
 from mzd.formats.crc32c import concatenated
@@ -196,4 +196,4 @@ def _write_index(store: AtomicFile, index: StoreIndex, offset_bytes: int) -> Non
 
 
 def _crc32c(data: NDArray[np.uint8], seed: int) -> int:
-    return _native.crc32c_buffer(data.data, seed)
+    return native.crc32c_buffer(data.data, seed)
