@@ -135,15 +135,30 @@ def _add_reports(commands: _Commands) -> None:
     for name, handler in (
         ("status", report_commands.status),
         ("contexts", report_commands.contexts),
-        ("profile", report_commands.profile),
         ("metrics", report_commands.metrics),
     ):
         _client_command(commands, name, handler)
+    _add_profile(commands)
     top = _client_command(commands, "top", report_commands.top)
     top.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between two looks")
     trace = _client_command(commands, "trace", report_commands.trace)
     trace.add_argument("request", nargs="?", metavar="REQUEST", help="the last restore if not given")
     trace.add_argument("--png", type=Path, metavar="FILE", help="draw the lanes instead of printing events")
+
+
+def _add_profile(commands: _Commands) -> None:
+    profile = _client_command(commands, "profile", report_commands.profile)
+    profile.add_argument(
+        "--measure",
+        dest="handler",
+        action="store_const",
+        const=machine_commands.measure_profile,
+        help="measure anew, best without a daemon at work; its next start uses the result",
+    )
+    as_served = profile.add_argument_group("with --measure, as for serve")
+    as_served.add_argument("--config", type=Path, metavar="FILE")
+    for flag, metavar in (("state", "DIR"), ("model", "NAME"), ("device", "NAME"), ("codec", "NAME")):
+        as_served.add_argument(f"--{flag}", metavar=metavar)
 
 
 def _seconds(text: str) -> float:

@@ -1,10 +1,11 @@
-"""Owns the commands that judge this machine: doctor and bench."""
+"""Owns the commands that judge this machine: doctor, profile --measure and bench."""
 
 from __future__ import annotations
 
 import json
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,18 @@ def _show_checks(result: Mapping[str, Any]) -> None:
         print(f"{'ok  ' if check['ok'] else 'MISS'} {check['name']}: {check['detail']}")
         if not check["ok"] and check["advice"]:
             print(f"     -> {check['advice']}")
+
+
+def measure_profile(arguments: Namespace, output: Output) -> int:
+    """`mzd profile --measure`: measure this device anew, without a daemon; the next start of one uses it."""
+    from mzd.daemon.config import load_config
+    from mzd.daemon.profiling import profile_anew
+
+    names = ("state", "model", "device", "codec")
+    overrides = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    profile = profile_anew(load_config(arguments.config, overrides))
+    output.result({"profile": asdict(profile)}, lambda shown: print(json.dumps(shown["profile"], indent=2)))
+    return Exit.DONE
 
 
 def bench(arguments: Namespace, output: Output) -> int:

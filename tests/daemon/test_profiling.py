@@ -5,17 +5,19 @@ from __future__ import annotations
 import ctypes
 import errno
 import itertools
+import json
 import logging
 import math
 import mmap
 import os
 import threading
-from dataclasses import astuple, replace
+from dataclasses import asdict, astuple, replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from mzd.cli.main import main
 from mzd.codec import codec_by_name
 from mzd.daemon import profiling, profiling_steps
 from mzd.daemon.config import Config, ThreadsConfig
@@ -377,3 +379,15 @@ def test_the_command_says_why_it_cannot(tmp_path, monkeypatch, quick):
     with pytest.raises(MzdError, match="Cannot allocate memory") as error:
         profiling.profile_anew(Config(state=str(tmp_path), model="none"))
     assert error.value.code == "internal"
+
+
+def test_the_command_line_measures_what_its_flags_say(tmp_path, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(profiling, "profile_anew", lambda config: asked.append(config) or PROFILE)
+    path = tmp_path / "mzd.toml"
+    path.write_text('device = "of the file"\n[threads]\ndecompress = 3\n')
+    line = ["profile", "--measure", "--config", str(path), "--state", "x", "--codec", "none", "--json"]
+    assert main(line) == 0
+    assert json.loads(capsys.readouterr().out) == {"profile": asdict(PROFILE)}
+    assert (asked[0].state, asked[0].codec, asked[0].device) == ("x", "none", "of the file")
+    assert asked[0].threads.decompress == 3
