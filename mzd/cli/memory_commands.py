@@ -10,6 +10,7 @@ from typing import Any
 
 from mzd.cli.output import Exit, Output, note
 from mzd.cli.sizes import format_bytes
+from mzd.cli.transcript import Transcript
 from mzd.rpc.blocking_client import call_daemon
 
 
@@ -78,5 +79,6 @@ def pin(arguments: Namespace, output: Output) -> int:
 def drop(arguments: Namespace, output: Output) -> int:
     """`mzd drop CONTEXT`: forget a context for good."""
     result = call_daemon(arguments.socket, "drop", {"context": arguments.context})
+    Transcript(arguments.socket, arguments.context).forget()
     output.result(result, lambda _: print(f"context {arguments.context} is forgotten"))
     return Exit.DONE

@@ -9,24 +9,39 @@ from typing import Any
 
 from mzd.cli.generation import generate, sampling_params
 from mzd.cli.output import Exit, Output, note
+from mzd.cli.transcript import Transcript
 from mzd.errors import MzdError
 from mzd.rpc.blocking_client import BlockingClient
 
 
 def run(arguments: Namespace, output: Output) -> int:
-    """`mzd run PROMPT`: one answer, streamed; with `--json` the whole result at once."""
-    params = {**sampling_params(arguments), **_prompt(arguments)}
+    """`mzd run PROMPT`: one answer, streamed; with `--json` the whole result at once.
+
+    In a named context the conversation goes on: the turns so far are sent along, and computed once only.
+    """
+    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    params = sampling_params(arguments)
     with BlockingClient(arguments.socket) as client:
-        result = generate(client, params, stream=not output.as_json)
+        if arguments.raw:
+            result = generate(client, {**params, "prompt": text}, stream=not output.as_json)
+        else:
+            result = _take_turn(client, arguments, params, text, output)
     output.result(result, lambda _: None)  # a person has read it already
     return Exit.DONE
 
 
-def _prompt(arguments: Namespace) -> dict[str, Any]:
-    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
-    if arguments.raw:
-        return {"prompt": text}
-    return {"messages": [*_system(arguments), {"role": "user", "content": text}]}
+def _take_turn(
+    client: BlockingClient, arguments: Namespace, params: Mapping[str, Any], text: str, output: Output
+) -> dict[str, Any]:
+    transcript = Transcript(arguments.socket, arguments.context) if arguments.context else None
+    said = transcript.messages() if transcript is not None else []
+    if not said:
+        said = _system(arguments)
+    said.append({"role": "user", "content": text})
+    result = generate(client, {**params, "messages": said}, stream=not output.as_json)
+    if transcript is not None:
+        transcript.keep([*said, {"role": "assistant", "content": result["text"]}])
+    return result
 
 
 def _system(arguments: Namespace) -> list[dict[str, str]]:

@@ -26,7 +26,7 @@ class ThreadsConfig:
 
 @dataclass(frozen=True, slots=True)
 class PressureConfig:
-    """When memory is given back without being asked. 0 for `floor_bytes`: a tenth of memory, at most 1 GiB."""
+    """When memory is given back unasked. 0 for `floor_bytes`: a tenth of memory, at most 1 GiB."""
 
     enabled: bool = True
     floor_bytes: int = 0

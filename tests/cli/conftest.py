@@ -145,6 +145,7 @@ def daemon(tmp_path, monkeypatch):
     thread.start()
     assert ready.wait(10)
     monkeypatch.setenv("MZD_SOCKET", str(fake.path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     yield fake
     tokens[0].run_sync_soon(server.stop)
     thread.join(10)
