@@ -15,7 +15,9 @@ from mzd.daemon.config import Config
 from mzd.daemon.warm_up import warm_up
 from mzd.daemon.wiring import STAGING_SLOT_BYTES, STAGING_SLOTS, UBATCH_TOKENS, Parts
 from mzd.device.engine import Engine
+from mzd.device.matmul import Activations
 from mzd.device.opencl import OpenClDevice
+from mzd.device.self_test import self_test
 from mzd.errors import MzdError
 from mzd.formats.model_config import ModelConfig
 from mzd.memory.arena import Arena
@@ -64,12 +66,14 @@ async def open_everything(config: Config) -> AsyncIterator[Opened]:
         device = OpenClDevice.open(config.device or None, cache_dir=state / "kernels")
         stack.callback(device.close)
         context_length = _context_length(config, store.index.config)
+        activations: Activations = "int8" if config.activations == "int8" else "f32"
+        self_test(device, store.index, activations=activations)
         engine = Engine(
             device,
             store.index,
             context_tokens_max=context_length,
             ubatch_tokens_max=UBATCH_TOKENS,
-            activations="int8" if config.activations == "int8" else "f32",
+            activations=activations,
         )
         stack.callback(engine.close)
         contexts = ContextDirectory(state / "contexts")
