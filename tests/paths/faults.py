@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -68,16 +69,29 @@ def fresh_chunks_are_zero() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def failing_extents(name: str, error: int, *, after: int = 0) -> Iterator[None]:
-    """`native.read_extents` or `native.write_extents` gives `-error` for every extent after the first `after`."""
-    real, lock, left = getattr(native, name), threading.Lock(), [after]
+def failing_extents(
+    name: str,
+    error: int,
+    *,
+    after: int = 0,
+    times: int = 1 << 30,
+    wanted: Callable[[int], bool] = lambda fd: True,
+) -> Iterator[None]:
+    """`native.read_extents` or `native.write_extents` gives `-error`.
+
+    Args:
+        after: extents that are spared first.
+        times: extents that fail then.
+        wanted: whether extents of a file count at all.
+    """
+    real, lock, numbers = getattr(native, name), threading.Lock(), count()
 
     def fail_some(fd: int, offsets: Any, addresses: Any, sizes: Any) -> Any:
         results = np.asarray(real(fd, offsets, addresses, sizes)).copy()
-        with lock:
-            spared = min(left[0], len(results))
-            left[0] -= spared
-        results[spared:] = -error
+        if wanted(fd):
+            with lock:
+                extents = [next(numbers) for _ in results]
+            results[[after <= number < after + times for number in extents]] = -error
         return results
 
     with mock.patch.object(native, name, fail_some):

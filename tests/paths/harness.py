@@ -1,4 +1,4 @@
-"""Owns the harness: a whole daemon in the test's own process, over real parts that can be delayed and watched.
+"""Owns the harness: a whole daemon in the test's own process, over parts that can be delayed and watched.
 
 `open_daemon` opens a weight store, PoCL, an arena and a swap directory, starts the real actors and the RPC
 server, and gives a client of its socket. What differs from `mzd serve` is what a test injects.
@@ -10,8 +10,8 @@ import contextlib
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,6 +21,7 @@ import trio
 
 from mzd.daemon import assembly, main, wiring
 from mzd.daemon.config import Config, PressureConfig, ThreadsConfig
+from mzd.daemon.status import StatusReporter
 from mzd.device.engine import Engine
 from mzd.device.opencl import OpenClDevice
 from mzd.memory.arena import Arena
@@ -32,6 +33,7 @@ from mzd.native import crc32c
 from mzd.policy.profile import DEFAULT_PROFILE
 from mzd.rpc.client import RpcClient, open_rpc_client
 from mzd.rpc.endpoint import bind_socket
+from mzd.rpc.server import RpcServer
 from tests.paths.faults import PoisonedPages, poisoned
 from tests.paths.invariants import check_books
 
@@ -104,17 +106,27 @@ class Daemon:
 
     opened: assembly.Opened
     system: wiring.System
+    server: RpcServer
+    reporter: StatusReporter
     client: RpcClient
     socket_path: str
-    failures: list[BaseException] = field(default_factory=list)
 
     @property
     def units(self):
         return self.opened.parts.units
 
     @property
+    def conversations(self):
+        return self.reporter.conversations
+
+    @property
     def arena(self) -> Arena:
         return self.opened.parts.memory
+
+    @property
+    def store_fd(self) -> int:
+        """Of the weight store."""
+        return self.opened.parts.store.fd
 
     @property
     def engine(self) -> WatchedEngine:
@@ -135,7 +147,10 @@ class Daemon:
         return await self.call("evict", **(params if "bytes" in params else {"fraction": fraction, **params}))
 
     async def settle(self) -> None:
-        """Wait until the allocator has done all that it was asked; then its books must be right."""
+        """Wait until every request has ended and the allocator has done its part; then check its books."""
+        with trio.fail_after(BLOCKED_S):
+            while self.server.statistics().running_requests:  # noqa: ASYNC110 - a cancelled one tells nobody
+                await trio.sleep(0.001)
         await self.evict(bytes=0)
         check_books(self)
 
@@ -195,13 +210,26 @@ async def open_daemon(
             made = main._make_daemon(config, opened, DEFAULT_PROFILE, trio.current_time())
         path = f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='mzd-'))}/s"
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(_listening(path)))
-        async with trio.open_nursery() as nursery:
-            for run in made.system.runs:
-                nursery.start_soon(run)
-            await nursery.start(made.server.serve, [listener])
-            async with open_rpc_client(path) as client:
-                yield Daemon(opened, made.system, client, path)
-            nursery.cancel_scope.cancel()
+        with alone():
+            async with trio.open_nursery() as nursery:
+                for run in made.system.runs:
+                    nursery.start_soon(run)
+                await nursery.start(made.server.serve, [listener])
+                async with open_rpc_client(path) as client:
+                    yield Daemon(opened, made.system, made.server, made.reporter, client, path)
+                nursery.cancel_scope.cancel()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Let an exception that is alone in its groups out as itself, so that a test can say which it expects."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        leaf: BaseException = group
+        while isinstance(leaf, BaseExceptionGroup) and len(leaf.exceptions) == 1:
+            leaf = leaf.exceptions[0]
+        raise leaf from None
 
 
 def _listening(path: str) -> Any:

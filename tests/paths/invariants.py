@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from mzd.formats.prefix_hash import prefix_hashes
@@ -83,7 +85,7 @@ def check_memory(parts) -> None:
     leases = [unit.lease for unit in [*units.weights, units.head] if unit.lease is not None]
     leases += [lease for cache in units.caches.values() for lease in cache.leases.values()]
     spans = sorted((lease.address, lease.address + lease.size_bytes) for lease in leases)
-    check(all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False)), "two units share memory")
+    check(all(a[1] <= b[0] for a, b in pairwise(spans)), "two units share memory")
     leased_bytes = sum(lease.size_bytes for lease in leases)
     statistics = parts.memory.statistics()
     check(statistics.leased_bytes == leased_bytes, "memory is leased that no unit has")

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import importlib
+import os
 import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import trio
 
-from tests.paths.faults import fresh_chunks_are_zero
+from mzd.actors.restore_operation import RestoreOperation
+from mzd.errors import MzdError
+from mzd.messages.restore_path import LayerReady
+from mzd.policy.units import KvUnit, WeightUnit
+from tests.paths.faults import failing_extents, fresh_chunks_are_zero
 from tests.paths.harness import open_daemon, poisoned_arena, slow_workers
 
 ROUNDS = 200
@@ -67,3 +79,221 @@ async def test_overlap_never_reads_what_is_not_there(device, long_store, tmp_pat
     expected = await sequential(device, long_store, tmp_path / "1", ROUNDS // 2, codec=codec)
     found = await overlapped(device, long_store, tmp_path / "2", ROUNDS // 2, codec=codec)
     check_logits(found, expected)
+
+
+# Planted faults: the checks above would notice.
+
+
+def announce_when_populated(monkeypatch):
+    """A layer is said to be ready when its memory is there, its content or not."""
+    dispatch_layer = RestoreOperation._dispatch_layer
+
+    async def announce_and_dispatch(operation, layer):
+        units = [unit for unit in operation._leases if getattr(unit, "layer", None) == layer.layer]
+        await operation._populate(units, layer.layer)
+        await operation.ends.readiness.send(early_event(operation, layer.layer, units))
+        await dispatch_layer(operation, layer)
+
+    monkeypatch.setattr(RestoreOperation, "_dispatch_layer", announce_and_dispatch)
+
+
+def early_event(operation, layer, units):
+    """What `_layer_ready` would say if all that is still to come had come."""
+    to_come = {unit: operation._leases[unit] for unit in units}
+    weights = to_come.get(WeightUnit(layer)) or operation.parts.units.weights[layer].lease
+    chunks = [KvUnit(operation.cache.name, layer, chunk) for chunk in range(operation.cache.num_chunks)]
+    leases = [to_come.get(unit) or operation.cache.leases[layer, unit.chunk] for unit in chunks]
+    table = np.array([lease.address for lease in leases], np.uint64)
+    return LayerReady(operation.restore_id, layer, weights.address, table)
+
+
+def exchange_two_chunks(monkeypatch):
+    """Chunks of a layer come back whole, each in another's place."""
+    chunk_read = RestoreOperation._chunk_read
+
+    def crossed(operation, layer, chunks):
+        read = chunk_read(operation, layer, chunks)
+        return replace(read, addresses=read.addresses[::-1].copy())
+
+    monkeypatch.setattr(RestoreOperation, "_chunk_read", crossed)
+
+
+@pytest.mark.parametrize("plant", [announce_when_populated, exchange_two_chunks])
+async def test_a_planted_fault_is_noticed(device, long_store, tmp_path, monkeypatch, plant):
+    """By a row of logits, or by the sampler, which refuses NaN."""
+    expected = await sequential(device, long_store, tmp_path / "1", 5)
+    plant(monkeypatch)
+    with pytest.raises((LogitsError, MzdError), match=r"NaN|not resident|differ"):
+        check_logits(await overlapped(device, long_store, tmp_path / "2", 5), expected)
+
+
+async def test_a_chunk_from_a_wrong_slot_is_noticed_by_its_checksum(
+    device, long_store, tmp_path, monkeypatch
+):
+    """Its seed covers the place: content that is whole, and belongs elsewhere, counts as damaged."""
+    located = RestoreOperation._located
+
+    def locate_neighbour(operation, unit):
+        neighbour = located(operation, replace(unit, chunk=1 - unit.chunk)) if unit.chunk < 2 else None
+        stored = located(operation, unit)
+        return stored if neighbour is None else replace(stored, record=neighbour.record)
+
+    async with open_daemon(device, long_store, tmp_path) as daemon:
+        await daemon.generate("c", random_tokens(random.Random(1), 600))
+        monkeypatch.setattr(RestoreOperation, "_located", locate_neighbour)
+        await daemon.evict()
+        result = await daemon.generate("c", [5, 6, 7], 2)
+    assert result["usage"]["recomputed_tokens"] == 600
+
+
+# Bad luck.
+
+
+def flip_byte(path, offset_bytes):
+    """Change one byte of a file, on the device too: the daemon reads past the page cache."""
+    with path.open("r+b") as file:
+        file.seek(offset_bytes)
+        (byte,) = file.read(1)
+        file.seek(offset_bytes)
+        file.write(bytes([byte ^ 1]))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+async def answer_before_and_after(daemon, damage, context="c"):
+    """What a context says, and what it says when `damage` happened while it was on flash."""
+    prompt, question = random_tokens(random.Random(2), 700), [9, 8, 7]
+    for name in ("whole", context):
+        await daemon.generate(name, prompt)
+    expected = await daemon.generate("whole", question, 6)
+    await daemon.evict()
+    damage()
+    result = await daemon.generate(context, question, 6)
+    assert result["tokens"] == expected["tokens"]
+    await daemon.settle()
+    return result["usage"]
+
+
+@pytest.mark.parametrize("codec", ["none", "int8"])
+@pytest.mark.parametrize("chunk", [0, 1, 2])
+async def test_a_damaged_chunk_is_computed_again(device, long_store, tmp_path, codec, chunk):
+    """Its tokens and those behind it, from the ids, and counted; what lies before it is used."""
+    async with open_daemon(device, long_store, tmp_path, codec=codec) as daemon:
+
+        def damage():
+            stored = daemon.opened.parts.storage.locate(KvUnit("c", 3, chunk))
+            flip_byte(daemon.swap_path("c"), stored.offset_bytes + stored.payload_bytes - 1)
+
+        if codec == "int8":  # its errors are not those of tokens computed again: only usage is compared
+            await daemon.generate("c", random_tokens(random.Random(2), 700))
+            await daemon.evict()
+            damage()
+            usage = (await daemon.generate("c", [9, 8, 7], 1))["usage"]
+            await daemon.settle()
+        else:
+            usage = await answer_before_and_after(daemon, damage)
+    assert usage["reused_tokens"] == 256 * chunk
+    assert usage["recomputed_tokens"] == 700 - 256 * chunk
+    assert usage["prompt_tokens"] == usage["reused_tokens"] + usage["computed_tokens"] == 703
+
+
+async def test_a_torn_swap_file_is_computed_again(device, long_store, tmp_path):
+    """All of it is gone but its first chunk."""
+    async with open_daemon(device, long_store, tmp_path) as daemon:
+        usage = await answer_before_and_after(daemon, lambda: os.truncate(daemon.swap_path("c"), 4096))
+    assert usage["recomputed_tokens"] == 700
+
+
+async def test_reads_of_the_swap_that_fail_are_damage(device, long_store, tmp_path):
+    """EIO on one chunk of flash, once."""
+    async with open_daemon(device, long_store, tmp_path) as daemon:
+        with contextlib.ExitStack() as stack:
+            fail = failing_extents(
+                "read_extents", errno.EIO, wanted=lambda fd: fd != daemon.store_fd, times=1
+            )
+            usage = await answer_before_and_after(daemon, lambda: stack.enter_context(fail))
+    assert usage["recomputed_tokens"] > 0
+
+
+async def test_weights_that_cannot_be_read_are_an_error_with_a_name(device, long_store, tmp_path):
+    """And nothing is lost: when the store can be read again the context goes on, with nothing computed again."""
+    async with open_daemon(device, long_store, tmp_path) as daemon:
+        await daemon.generate("c", random_tokens(random.Random(2), 700))
+        await daemon.evict()
+        with (
+            failing_extents("read_extents", errno.EIO, wanted=lambda fd: fd == daemon.store_fd),
+            pytest.raises(MzdError) as raised,
+        ):
+            await daemon.generate("c", [7], 1)
+        assert raised.value.code == "weights_unavailable"
+        await daemon.settle()
+        result = await daemon.generate("c", [7], 1)
+        await daemon.settle()
+    assert (result["usage"]["reused_tokens"], result["usage"]["recomputed_tokens"]) == (700, 0)
+
+
+def replace_store(path):
+    path.rename(path.with_suffix(".old"))
+    shutil.copy(path.with_suffix(".old"), path)
+
+
+def truncate_store(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_weights(path):
+    flip_byte(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(
+    ("damage", "codes"),
+    [
+        (replace_store, {"model_changed"}),
+        (truncate_store, {"weights_unavailable"}),
+        (flip_weights, {"weights_unavailable", "model_changed"}),
+    ],
+)
+async def test_a_weight_store_that_changes_meanwhile(device, long_store, tmp_path, damage, codes):
+    """Cases 105 and 106: refused by name, never mixed, the daemon alive, the context's KV kept."""
+    store = Path(shutil.copy(long_store, tmp_path / "weights.mzw"))
+    async with open_daemon(device, store, tmp_path) as daemon:
+        await daemon.generate("c", random_tokens(random.Random(2), 300))
+        await daemon.evict()
+        damage(store)
+        for _ in range(2):
+            with pytest.raises(MzdError) as raised:
+                await daemon.generate("c", [7], 1)
+            assert raised.value.code in codes
+            await daemon.settle()
+        assert (await daemon.call("status"))["state"] == "idle"
+        assert len(daemon.units.caches["c"].tokens) == 300
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("storage_reader", "_serve"),
+        ("decompressor", "_serve"),
+        ("gpu_prefill", "_run_step"),
+        ("allocator", "_restore"),
+        ("allocator", "_evict"),
+    ],
+)
+async def test_a_bug_in_one_actor_ends_the_daemon(device, long_store, tmp_path, monkeypatch, name, method):
+    """It does not hang, and what ends it is the bug's own exception."""
+    module = importlib.import_module(f"mzd.actors.{name}")
+    actor = getattr(module, "".join(word.capitalize() for word in name.split("_")))
+
+    async def fail(*args):
+        raise ZeroDivisionError("planted")
+
+    with (
+        trio.fail_after(20),
+        pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True, allow_unwrapped=True),
+    ):
+        async with open_daemon(device, long_store, tmp_path, codec="int8") as daemon:
+            await daemon.generate("c", random_tokens(random.Random(2), 300))
+            await daemon.evict(0.9)
+            monkeypatch.setattr(actor, method, fail)
+            await daemon.evict(1.0)
+            await daemon.generate("c", [7], 1)
