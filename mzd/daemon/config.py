@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -168,11 +169,12 @@ def _check(config: Config) -> None:
     numbers = {
         "context": config.context,
         "restore_wait_s": config.restore_wait_s,
+        "pressure.psi_some_avg10": config.pressure.psi_some_avg10,
         "pressure.floor_bytes": config.pressure.floor_bytes,
         "swap.quota_bytes": config.swap.quota_bytes,
     }
     for key, number in numbers.items():
-        if number < 0:
+        if not 0 <= number < math.inf:  # NaN is in no range
             raise _wrong(key, "0 or more")
     if not 0 < config.pressure.step_fraction <= 1:
         raise _wrong("pressure.step_fraction", "above 0 and at most 1")

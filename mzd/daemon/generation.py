@@ -54,13 +54,17 @@ class Timings:
     ended_s: float = 0.0
 
     def as_map(self) -> dict[str, float]:
-        """The RPC's `timings`. Restore and prefill overlap: both lie inside the time to the first token."""
+        """The RPC's `timings`. Restore and prefill overlap: both lie inside the time to the first token.
+
+        Where no token was asked for, the first one would have come when the prefill ended.
+        """
+        first_token_s = self.first_token_s or self.prefilled_s
         return {
-            "ttft_s": self.first_token_s - self.received_s,
+            "ttft_s": first_token_s - self.received_s,
             "queue_s": self.started_s - self.received_s,
             "restore_s": max(0.0, self.restored_s - self.started_s),
             "prefill_s": self.prefilled_s - self.started_s,
-            "decode_s": self.ended_s - self.first_token_s,
+            "decode_s": self.ended_s - first_token_s,
         }
 
 

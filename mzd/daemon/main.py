@@ -41,6 +41,9 @@ from mzd.rpc.server import RpcServer
 
 log = logging.getLogger(__name__)
 
+START_LIMIT_US = 600_000_000
+"""What the service manager is asked to wait for the first start."""
+
 SAVE_DEADLINE_S = 20.0
 """How long the end may take to bring contexts to flash; a service manager waits 90 s by default."""
 
@@ -73,8 +76,9 @@ def _leaves(group: BaseExceptionGroup[MzdError]) -> list[MzdError]:
 async def _main(config: Config) -> None:
     manager = ServiceManager()
     start_s = trio.current_time()
+    # A first start imports the model and compiles the kernels: minutes on a small board.
+    manager.tell("STATUS=opening the model and the device", f"EXTEND_TIMEOUT_USEC={START_LIMIT_US}")
     async with open_everything(config) as opened:
-        manager.tell("STATUS=starting")
         # Before any actor runs: nothing may take cores from it, nor it from a request.
         profile = await load_or_measure(subject_of(config, opened.device, opened.parts.store))
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:

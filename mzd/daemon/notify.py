@@ -42,9 +42,10 @@ class ServiceManager:
 
 
 def _watchdog_interval_us() -> int:
-    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+    pid = os.environ.pop("WATCHDOG_PID", str(os.getpid()))
+    interval = os.environ.pop("WATCHDOG_USEC", "0")
+    if pid != str(os.getpid()):
         return 0
-    interval = os.environ.get("WATCHDOG_USEC", "0")
     return int(interval) if interval.isdigit() else 0
 
 
