@@ -6,7 +6,7 @@ RESTORE  rpc -> allocator -> storage_reader -> decompressor -> allocator -> gpu_
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 import trio
@@ -79,6 +79,58 @@ class System:
         await self.to_allocator.aclose()
 
 
+MonitorFactory = Callable[[trio.MemorySendChannel[Evict]], PressureMonitor]
+
+
+class Channels:
+    """Every channel of the daemon: (send end, receive end). Actors get clones where several share an end."""
+
+    def __init__(self, threads: ThreadsConfig) -> None:
+        # The service's requests: a burst of cancels must not hold a cancelled task's cleanup back.
+        self.allocator = trio.open_memory_channel[AllocatorMessage](64)
+        # One generation at a time sends one step at a time.
+        self.steps = trio.open_memory_channel[RunStep](1)
+        # Reads and decodes: a few layers ahead of the threads, so that none runs dry between two messages.
+        self.reads = trio.open_memory_channel[ReadUnits](4 * threads.read)
+        self.decodes = trio.open_memory_channel[DecodeChunks](4 * threads.decompress)
+        # Facts: the operation takes them as they come; room for one from each thread.
+        self.restore_facts = trio.open_memory_channel[RestoreFact](threads.read + threads.decompress)
+        # Readiness: gpu_prefill has a task that takes events at once; two ahead of it are plenty.
+        self.readiness = trio.open_memory_channel[Readiness](2)
+        # Eviction works in windows and waits for each: one batch a thread.
+        self.compressions = trio.open_memory_channel[CompressChunks](threads.compress)
+        self.writes = trio.open_memory_channel[WriteChunks](threads.write)
+        self.evict_facts = trio.open_memory_channel[EvictFact](threads.compress + threads.write)
+
+
+def wire(parts: Parts, config: Config, settings: AllocatorSettings, monitor: MonitorFactory | None) -> System:
+    """Open every channel and make every actor; nobody runs yet."""
+    channels = Channels(config.threads)
+    workers = worker_groups(config.threads)
+    allocator = Allocator(
+        inbox=channels.allocator[1],
+        restore_parts=_restore_parts(parts, workers["allocate"], OverlapMode(config.overlap)),
+        restore_ends=RestoreEnds(
+            channels.reads[0], channels.decodes[0].clone(), channels.restore_facts[1], channels.readiness[0]
+        ),
+        evict_parts=_evict_parts(parts, workers["allocate"], config.threads.compress),
+        evict_ends=EvictEnds(channels.compressions[0], channels.writes[0], channels.evict_facts[1]),
+        settings=settings,
+        available_bytes=parts.available_bytes,
+        baseline=parts.baseline,
+    )
+    gpu = GpuPrefill(parts.engine, parts.store, workers["embed"], channels.steps[1], channels.readiness[1])
+    runs: list[Callable[[], Awaitable[None]]] = [allocator.run, gpu.run]
+    runs += _restore_workers(parts, config.threads, channels, workers)
+    runs += _evict_workers(parts, config.threads, channels, workers)
+    watcher = monitor(channels.allocator[0].clone()) if monitor is not None else None
+    if watcher is not None:
+        allocator.became_evictable = watcher.look_now
+        runs.append(watcher.run)
+    compute = ComputeClient(channels.allocator[0], channels.steps[0], UBATCH_TOKENS)
+    return System(allocator, gpu, compute, channels.allocator[0], channels.steps[0], watcher, runs)
+
+
 def worker_groups(threads: ThreadsConfig) -> dict[str, Workers]:
     """One group a kind of work, so that none waits for threads that another holds."""
     cores = frozenset(threads.cores)
@@ -93,85 +145,53 @@ def worker_groups(threads: ThreadsConfig) -> dict[str, Workers]:
     return {kind: Workers(kind, number, cores) for kind, number in kinds.items()}
 
 
-def wire(parts: Parts, config: Config, settings: AllocatorSettings, monitor: MonitorFactory | None) -> System:
-    """Open every channel and make every actor."""
-    threads = config.threads
-    workers = worker_groups(threads)
-    # The service's requests: a burst of cancels must not hold a cancelled task's cleanup back.
-    to_allocator, inbox = trio.open_memory_channel[AllocatorMessage](64)
-    # One generation at a time sends one step at a time.
-    to_gpu, steps = trio.open_memory_channel[RunStep](1)
-    # Reads and decodes: a few layers ahead of the threads, so that none runs dry between two messages.
-    to_reads, reads = trio.open_memory_channel[ReadUnits](4 * threads.read)
-    to_decodes, decodes = trio.open_memory_channel[DecodeChunks](4 * threads.decompress)
-    # Facts: the operation takes them as they come; room for one from each thread.
-    to_restore_facts, restore_facts = trio.open_memory_channel[RestoreFact](threads.read + threads.decompress)
-    # Readiness: gpu_prefill has a task that takes events at once; two ahead of it are plenty.
-    to_readiness, readiness = trio.open_memory_channel[Readiness](2)
-    # Eviction works in windows and waits for each: one batch a thread.
-    to_compressions, compressions = trio.open_memory_channel[CompressChunks](threads.compress)
-    to_writes, writes = trio.open_memory_channel[WriteChunks](threads.write)
-    to_evict_facts, evict_facts = trio.open_memory_channel[EvictFact](threads.compress + threads.write)
-
-    allocator = Allocator(
-        inbox=inbox,
-        restore_parts=RestoreParts(
-            units=parts.units,
-            memory=parts.memory,
-            weights=WeightExtents(
-                parts.store.fd, parts.store.index.layers, parts.store.index.head, parts.store.check_identity
-            ),
-            payloads=parts.payloads,
-            storage=parts.storage,
-            staging=parts.staging,
-            workers=workers["allocate"],
-            overlap=OverlapMode(config.overlap),
-        ),
-        restore_ends=RestoreEnds(to_reads, to_decodes, restore_facts, to_readiness),
-        evict_parts=EvictParts(
-            units=parts.units,
-            memory=parts.memory,
-            payloads=parts.payloads,
-            storage=parts.storage,
-            codec=parts.codec,
-            workers=workers["allocate"],
-            compress_threads=threads.compress,
-        ),
-        evict_ends=EvictEnds(to_compressions, to_writes, evict_facts),
-        settings=settings,
-        available_bytes=parts.available_bytes,
-        baseline=parts.baseline,
+def _restore_parts(parts: Parts, workers: Workers, overlap: OverlapMode) -> RestoreParts:
+    index = parts.store.index
+    return RestoreParts(
+        units=parts.units,
+        memory=parts.memory,
+        weights=WeightExtents(parts.store.fd, index.layers, index.head, parts.store.check_identity),
+        payloads=parts.payloads,
+        storage=parts.storage,
+        staging=parts.staging,
+        workers=workers,
+        overlap=overlap,
     )
-    gpu = GpuPrefill(parts.engine, parts.store, workers["embed"], steps, readiness)
-    runs: list[Callable[[], Awaitable[None]]] = [allocator.run, gpu.run]
+
+
+def _evict_parts(parts: Parts, workers: Workers, compress_threads: int) -> EvictParts:
+    return EvictParts(
+        units=parts.units,
+        memory=parts.memory,
+        payloads=parts.payloads,
+        storage=parts.storage,
+        codec=parts.codec,
+        workers=workers,
+        compress_threads=compress_threads,
+    )
+
+
+def _restore_workers(
+    parts: Parts, threads: ThreadsConfig, channels: Channels, workers: dict[str, Workers]
+) -> Iterator[Callable[[], Awaitable[None]]]:
+    """Readers and decompressors. The originals of shared ends are closed, or receivers never see the end."""
+    (to_decodes, decodes), to_facts, reads = channels.decodes, channels.restore_facts[0], channels.reads[1]
     chunk_bytes = parts.units.kv_sizes.chunk_bytes
-    # Every actor has its own clone of an end; the originals are closed, or the receivers never see the end.
-    with reads, to_decodes, decodes, to_restore_facts, compressions, writes, to_evict_facts:
-        allocator.restore_ends.decodes = to_decodes.clone()
+    with reads, to_decodes, decodes, to_facts:
         for _ in range(threads.read):
-            reader = StorageReader(
-                workers["read"], reads.clone(), to_decodes.clone(), to_restore_facts.clone()
-            )
-            runs.append(reader.run)
+            yield StorageReader(workers["read"], reads.clone(), to_decodes.clone(), to_facts.clone()).run
         for _ in range(threads.decompress):
-            decompressor = Decompressor(
-                parts.codec, chunk_bytes, workers["decompress"], decodes.clone(), to_restore_facts.clone()
-            )
-            runs.append(decompressor.run)
+            group = workers["decompress"]
+            yield Decompressor(parts.codec, chunk_bytes, group, decodes.clone(), to_facts.clone()).run
+
+
+def _evict_workers(
+    parts: Parts, threads: ThreadsConfig, channels: Channels, workers: dict[str, Workers]
+) -> Iterator[Callable[[], Awaitable[None]]]:
+    """Compressors and writers, likewise."""
+    compressions, writes, to_facts = channels.compressions[1], channels.writes[1], channels.evict_facts[0]
+    with compressions, writes, to_facts:
         for _ in range(threads.compress):
-            compressor = Compressor(
-                parts.codec, workers["compress"], compressions.clone(), to_evict_facts.clone()
-            )
-            runs.append(compressor.run)
+            yield Compressor(parts.codec, workers["compress"], compressions.clone(), to_facts.clone()).run
         for _ in range(threads.write):
-            writer = StorageWriter(workers["write"], writes.clone(), to_evict_facts.clone())
-            runs.append(writer.run)
-    watcher = monitor(to_allocator.clone()) if monitor is not None else None
-    if watcher is not None:
-        allocator.became_evictable = watcher.look_now
-        runs.append(watcher.run)
-    compute = ComputeClient(to_allocator, to_gpu, UBATCH_TOKENS)
-    return System(allocator, gpu, compute, to_allocator, to_gpu, watcher, runs)
-
-
-MonitorFactory = Callable[[trio.MemorySendChannel[Evict]], PressureMonitor]
+            yield StorageWriter(workers["write"], writes.clone(), to_facts.clone()).run
