@@ -1,0 +1,230 @@
+"""`mzd serve` as a process: ready, its socket, its signals, and what it finds again at the next start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mzd.errors import MzdError
+from mzd.rpc.blocking_client import BlockingClient
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+END_S = 60.0
+
+
+def environment(home):
+    """Models of its own; kernels that other tests have compiled already are found in PoCL's own cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pocl" / "kcache"
+    return os.environ | {
+        "MZD_HOME": str(home),
+        "POCL_CACHE_DIR": os.environ.get("POCL_CACHE_DIR", str(cache)),
+    }
+
+
+@dataclass
+class Process:
+    """A daemon that has said `ready`."""
+
+    popen: subprocess.Popen
+    socket: str
+    lines: list[str]
+
+    def connect(self):
+        return BlockingClient(self.socket)
+
+    def call(self, method, **params):
+        with self.connect() as client:
+            return client.call(method, params)
+
+    def generate(self, context, tokens, max_tokens=8):
+        given = {"context": context, "tokens": tokens, "max_tokens": max_tokens, "temperature": 0.0}
+        return self.call("generate", **given)
+
+    def end(self, number):
+        """Send a signal; the exit status."""
+        self.popen.send_signal(number)
+        return self.popen.wait(END_S)
+
+
+@contextlib.contextmanager
+def serving(directory, *options):
+    """`mzd serve` over the fixture model, in a state directory that outlives it; killed at last."""
+    socket = str(directory / "s")
+    command = [sys.executable, "-m", "mzd.cli.main", "serve", "--model", str(FIXTURES / "llama-F16.gguf")]
+    command += ["--socket", socket, "--state", str(directory / "state"), "--codec", "none", *options]
+    popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment(directory / "home"))
+    lines, ready = [], threading.Event()
+
+    def read():
+        for line in popen.stderr:
+            lines.append(line.rstrip())
+            if lines[-1] == "ready":
+                ready.set()
+        ready.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        assert ready.wait(END_S)
+        assert "ready" in lines, lines
+        yield Process(popen, socket, lines)
+    finally:
+        popen.kill()
+        popen.wait(END_S)
+        reader.join(END_S)
+        popen.stderr.close()
+
+
+@pytest.fixture
+def directory(tmp_path_factory):
+    """A directory whose name is short enough for a socket."""
+    return tmp_path_factory.mktemp("d")
+
+
+def some_tokens(count, seed=0):
+    return np.random.default_rng(seed).integers(5, 320, count).tolist()
+
+
+def test_contexts_come_back_after_sigterm_and_after_sigkill(directory, golden):
+    """Cases 004, 039 and 099: with the tokens that were to come, and none computed again."""
+    prompt, expected = golden[0]
+    long_prompt = some_tokens(300)
+    with serving(directory) as daemon:
+        whole = daemon.generate("whole", long_prompt, 24)
+        assert daemon.generate("c", prompt)["tokens"] == expected[:8]
+        first = daemon.generate("long", long_prompt, 8)
+        assert first["tokens"] == whole["tokens"][:8]
+        assert daemon.end(signal.SIGTERM) == 0
+    with serving(directory) as daemon:
+        second = daemon.generate("long", [], 8)
+        assert second["tokens"] == whole["tokens"][8:16]
+        assert second["usage"]["reused_tokens"] == 307
+        assert second["usage"]["computed_tokens"] == 1
+        evicted = daemon.call("evict", fraction=1.0)
+        assert evicted["resident_bytes"] == 0
+        assert daemon.end(signal.SIGKILL) == -signal.SIGKILL
+    with serving(directory) as daemon:
+        listed = {context["context"]: context for context in daemon.call("contexts")["contexts"]}
+        assert {name: context["tokens"] for name, context in listed.items()} == {
+            "whole": 324,
+            "long": 316,
+            "c": len(prompt) + 8,
+        }
+        third = daemon.generate("long", [], 8)
+        assert third["tokens"] == whole["tokens"][16:24]
+        assert third["usage"]["reused_tokens"] == 315
+        assert daemon.generate("c", [])["tokens"] == expected[8:16]
+        daemon.call("drop", context="whole")
+        assert daemon.end(signal.SIGINT) == 0
+    assert sorted(path.name for path in (directory / "state" / "contexts").iterdir()) == ["c", "long"]
+
+
+def test_what_clients_see(directory):
+    """Streaming, cancelling, leaving, and the account of memory, over one daemon."""
+    with serving(directory, "--context", "1024") as daemon:
+        with daemon.connect() as client:
+            check_stream(client)
+            check_cancel(daemon, client)
+        check_leaving(daemon)
+        check_accounts(daemon)
+        assert "Traceback" not in "\n".join(daemon.lines)
+        assert daemon.end(signal.SIGTERM) == 0
+
+
+def check_stream(client):
+    """Every token is told before the response, and progress before the first of them."""
+    told = []
+    given = {"context": "s", "tokens": some_tokens(700), "max_tokens": 6, "temperature": 0, "stream": True}
+    client.call("evict", {"fraction": 1.0})
+    msgid = client.start("generate", given)
+    result = client.wait(msgid, lambda method, params: told.append((method, params)))
+    assert [params["token"] for method, params in told if method == "token"] == result["tokens"]
+    assert "".join(params["text"] for method, params in told if method == "token") == result["text"]
+    phases = [params["phase"] for method, params in told if method == "progress"]
+    assert phases[0] == "restoring"
+    assert "prefill" in phases
+
+
+def check_cancel(daemon, client):
+    """Case 063: a request that waits is cancelled by its name, and the one that runs goes on."""
+    long = {"tokens": some_tokens(20), "max_tokens": 400, "temperature": 0}
+    running = client.start("generate", long | {"context": "r", "request": "running"})
+    waiting = client.start("generate", long | {"context": "w", "request": "waiting"})
+    assert daemon.call("cancel", request="waiting") == {"cancelled": True}
+    with pytest.raises(MzdError, match="cancelled"):
+        client.wait(waiting)
+    assert daemon.call("cancel", request="waiting") == {"cancelled": False}
+    assert daemon.call("cancel", request="running") == {"cancelled": True}
+    with pytest.raises(MzdError, match="cancelled"):
+        client.wait(running)
+
+
+def check_leaving(daemon):
+    """Case 061: a client that goes away ends its generation, and its context says how far it came."""
+
+    def leave(method, params):
+        if method == "token":
+            raise EOFError
+
+    with daemon.connect() as client, contextlib.suppress(EOFError):
+        given = {"context": "gone", "tokens": [7, 8, 9], "max_tokens": 1000, "temperature": 0, "stream": True}
+        client.wait(client.start("generate", given), leave)
+    wait_idle(daemon)
+    (context,) = [c for c in daemon.call("contexts")["contexts"] if c["context"] == "gone"]
+    assert 4 <= context["tokens"] < 1003
+
+
+def wait_idle(daemon):
+    deadline_s = time.monotonic() + 10
+    while daemon.call("status")["state"] != "idle":
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def check_accounts(daemon):
+    """Case 015: what status adds up is what the kernel sees, within 3 %, at every stage."""
+    for fraction in (0, 0.5, 1):
+        daemon.generate("s", [7], 2)
+        daemon.call("evict", fraction=fraction)
+        memory = daemon.call("status")["memory"]
+        assert memory["total_bytes"] == pytest.approx(memory["kernel_bytes"], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", "invalid_model"),
+        (b"GGUF", "invalid_model"),
+        (b"<!DOCTYPE html><html></html>", "invalid_model"),
+        (None, "unsupported_architecture"),
+    ],
+)
+def test_a_bad_model_is_refused_by_a_code(directory, content, code):
+    """Cases 109, 120 and 121: exit status 1, one line on stderr, no traceback."""
+    path = directory / "model.gguf"
+    if content is None:
+        content = (FIXTURES / "llama-F16.gguf").read_bytes().replace(b"llama", b"mamba", 1)
+    path.write_bytes(content)
+    command = [sys.executable, "-m", "mzd.cli.main", "serve", "--model", str(path)]
+    command += ["--socket", str(directory / "s"), "--state", str(directory / "state")]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=END_S,
+        env=environment(directory / "home"),
+        check=False,
+    )
+    assert done.returncode == 1
+    assert code in done.stderr
+    assert "Traceback" not in done.stderr
