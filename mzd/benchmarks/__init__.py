@@ -1,0 +1,1 @@
+"""Measurements: what `mzd bench` runs, each on the parts that users get."""

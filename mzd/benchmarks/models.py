@@ -1,0 +1,76 @@
+"""Owns which models benches run on: the real one of the library, and geometries filled from a seed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mzd.benchmarks.synthetic import Geometry, write_model
+from mzd.model.library import GGUF_NAME, InstalledModel, ModelLibrary, models_directory
+
+REAL_MODEL: Final = "smollm2-135m"
+WEIGHTS_SEED: Final = 600
+
+
+@dataclass(frozen=True, slots=True)
+class BenchModel:
+    """A model that is ready to be opened.
+
+    Attributes:
+        library: the models directory that it lies in (`MZD_HOME/models`).
+        gguf_path: for the peer; None where the file is gone.
+    """
+
+    name: str
+    library: Path
+    store_path: Path
+    gguf_path: Path | None
+    synthetic: bool
+
+
+def real_model(name: str = REAL_MODEL) -> BenchModel:
+    """The installed model of that name; its store is made anew if it has to be.
+
+    Raises:
+        MzdError: `not_found`, with what to do.
+    """
+    root = models_directory(os.environ)
+    return _bench_model(ModelLibrary(root).resolve(name), root, synthetic=False)
+
+
+def _bench_model(model: InstalledModel, root: Path, *, synthetic: bool) -> BenchModel:
+    gguf_path = model.gguf_path if model.gguf_path.is_file() else None
+    return BenchModel(model.name, root, model.store_path, gguf_path, synthetic)
+
+
+def cache_directory() -> Path:
+    """`$XDG_CACHE_HOME/mzd/bench`: synthetic models, compiled kernels, state of the runs. May be deleted."""
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    directory = Path(caches) / "mzd" / "bench"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory
+
+
+def synthetic_model(geometry: Geometry, report: Callable[[str], None]) -> BenchModel:
+    """The weight store of a geometry, made on first use and kept below the cache directory.
+
+    Raises:
+        MzdError: `weights_unavailable`; no room for the GGUF file and the store.
+    """
+    root = cache_directory() / "models"
+    library = ModelLibrary(root)
+    model = library.get(geometry.name)
+    if model is None or not library.is_ready(model):
+        report(f"making {geometry.name} from a seed")
+        model = _make(library, geometry)
+    return _bench_model(model, root, synthetic=True)
+
+
+def _make(library: ModelLibrary, geometry: Geometry) -> InstalledModel:
+    with library.staging() as directory:
+        gguf_path = directory / GGUF_NAME
+        write_model(gguf_path, geometry, seed=WEIGHTS_SEED)
+        return library.install(geometry.name, directory, f"seed:{WEIGHTS_SEED}", gguf_path)

@@ -1,0 +1,113 @@
+"""Owns a model with every unit in memory, driven without a daemon: the real engine over the real arena."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mzd import native
+from mzd.daemon.wiring import UBATCH_TOKENS
+from mzd.device.engine import Engine
+from mzd.device.matmul import Activations
+from mzd.device.opencl import OpenClDevice
+from mzd.errors import MzdError
+from mzd.formats.weight_store import UnitExtent
+from mzd.memory.arena import Arena
+from mzd.memory.backend import Lease
+from mzd.memory.huge_pages import has_huge_pages
+from mzd.model.weight_store import WeightStore
+from mzd.policy.units import CHUNK_TOKENS
+
+
+class ResidentModel:
+    """Weights, head and one context of `context_tokens`, all populated and bound.
+
+    Attributes:
+        name: what rows call it.
+        engine: between steps the caller may bind other addresses.
+
+    Raises:
+        MzdError: `insufficient_memory`, `weights_unavailable`.
+    """
+
+    def __init__(
+        self,
+        device: OpenClDevice,
+        store: WeightStore,
+        *,
+        context_tokens: int,
+        activations: Activations,
+        name: str = "mzd",
+    ) -> None:
+        self.name = name
+        self._arena = Arena(device.reserve_svm, device.reservation_bytes_max, huge_pages=has_huge_pages())
+        self.engine = Engine(
+            device,
+            store.index,
+            context_tokens_max=context_tokens,
+            ubatch_tokens_max=UBATCH_TOKENS,
+            activations=activations,
+        )
+        self._leases: list[Lease] = []
+        self._bind(store, -(-context_tokens // CHUNK_TOKENS))
+
+    def _bind(self, store: WeightStore, num_chunks: int) -> None:
+        """Lay each layer's chunks behind its weights, as a restore does."""
+        extents = (*store.index.layers, store.index.head)
+        chunk_bytes = store.index.config.kv_chunk_bytes(CHUNK_TOKENS)
+        units = self._take([extent.size_bytes for extent in extents])
+        read_units(store, extents, units)
+        for layer, weights in enumerate(units[:-1]):
+            chunks = self._take([chunk_bytes] * num_chunks)
+            self.engine.bind_layer(layer, weights.address, np.array([c.address for c in chunks], np.uint64))
+        self.engine.bind_head(units[-1].address)
+
+    def _take(self, sizes: Sequence[int]) -> list[Lease]:
+        leases = self._arena.reserve_run(sizes)
+        self._leases += leases
+        self._arena.populate(leases)
+        return leases
+
+    async def fill(self, tokens: NDArray[np.int32]) -> None:
+        """Make `tokens` the context, one ubatch after the other."""
+        for start in range(0, len(tokens), UBATCH_TOKENS):
+            await self._step(tokens[start : start + UBATCH_TOKENS], start, with_logits=False)
+
+    async def answer(self, tokens: NDArray[np.int32], position: int) -> int:
+        """Compute at most a ubatch of `tokens` at `position` and return the greedy next id."""
+        await self._step(tokens, position, with_logits=True)
+        return int(self.engine.logits()[0].argmax())
+
+    async def _step(self, tokens: NDArray[np.int32], position: int, *, with_logits: bool) -> None:
+        self.engine.begin(tokens, position)
+        for layer in range(self.engine.num_layers):
+            self.engine.enqueue_layer(layer)
+        if with_logits:
+            self.engine.enqueue_head("last")
+        await self.engine.wait(self.engine.mark())
+
+    def close(self) -> None:
+        """Free scratch, units and address space; no step may be running."""
+        self.engine.close()
+        self._arena.release(self._leases)
+        self._arena.close()
+
+
+def read_units(store: WeightStore, extents: Sequence[UnitExtent], leases: Sequence[Lease]) -> None:
+    """Read units from the store into populated memory and check them.
+
+    Raises:
+        MzdError: `weights_unavailable`; a read fell short, or a checksum is wrong.
+    """
+    offsets = np.array([extent.offset_bytes for extent in extents], np.uint64)
+    sizes = np.array([extent.size_bytes for extent in extents], np.uint64)
+    addresses = np.array([lease.address for lease in leases], np.uint64)
+    codes = native.read_extents(store.fd, offsets, addresses, sizes)
+    for extent, lease, code in zip(extents, leases, codes, strict=True):
+        if code or native.crc32c(lease.address, extent.size_bytes) != extent.crc32c:
+            raise MzdError(
+                "weights_unavailable",
+                f"the extent at byte {extent.offset_bytes} of {store.path} is damaged ({code})",
+            )

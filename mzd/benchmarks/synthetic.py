@@ -1,0 +1,144 @@
+"""Owns models without a source: GGUF files of a given geometry, their weights drawn from a seed."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mzd.formats.architectures import ARCHITECTURES, HEAD_TENSORS, SizeName, TensorRule
+from mzd.formats.ggml_types import GgmlType
+from mzd.formats.model_config import head_tensor_name, layer_tensor_name
+
+_MAGIC: Final = b"GGUF"
+_VERSION: Final = 3
+_U32, _F32, _STRING = 4, 6, 8  # GGUF numbers of metadata types
+_ALIGNMENT_BYTES: Final = 32
+_PATTERN_WEIGHTS: Final = (1 << 20) + 7
+"""Weights drawn once and repeated: an odd length, so that neighbouring rows differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The shape of a llama model with a tied embedding; names as in `ModelConfig`."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    ffn_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+
+    def size(self, name: SizeName) -> int:
+        """The length that a dimension of this name has."""
+        sizes: dict[SizeName, int] = {
+            "hidden": self.hidden_size,
+            "ffn": self.ffn_size,
+            "q": self.num_heads * self.head_dim,
+            "kv": self.num_kv_heads * self.head_dim,
+            "vocab": self.vocab_size,
+        }
+        return sizes[name]
+
+    def metadata(self) -> Mapping[str, str | int | float]:
+        """The keys that a reader needs."""
+        return {
+            "general.architecture": "llama",
+            "general.name": self.name,
+            "llama.block_count": self.num_layers,
+            "llama.context_length": self.context_length,
+            "llama.embedding_length": self.hidden_size,
+            "llama.feed_forward_length": self.ffn_size,
+            "llama.attention.head_count": self.num_heads,
+            "llama.attention.head_count_kv": self.num_kv_heads,
+            "llama.attention.key_length": self.head_dim,
+            "llama.attention.value_length": self.head_dim,
+            "llama.attention.layer_norm_rms_epsilon": 1e-6,
+            "llama.rope.dimension_count": self.head_dim,
+            "llama.rope.freq_base": 1e6,
+        }
+
+    def tensors(self) -> Iterator[tuple[str, TensorRule]]:
+        """All tensors, in the order in which they are written."""
+        for rule in HEAD_TENSORS:
+            yield head_tensor_name(rule), rule
+        for layer in range(self.num_layers):
+            for rule in ARCHITECTURES["llama"].layer_tensors:
+                yield layer_tensor_name(layer, rule), rule
+
+
+GEOMETRIES: Final[Mapping[str, Geometry]] = {
+    geometry.name: geometry
+    for geometry in (
+        Geometry("qwen3-0.6b-shape", 28, 1024, 3072, 16, 8, 128, 151_936, 40_960),
+        Geometry("exaone-4.0-1.2b-shape", 30, 2048, 4096, 32, 8, 64, 102_400, 65_536),
+    )
+}
+"""Shapes of the paper's models as plain llama models: without their norms of Q and K (and, of the second,
+after attention and MLP), which are a thousandth of the work."""
+
+
+def write_model(path: Path, geometry: Geometry, *, seed: int) -> None:
+    """Write a GGUF file: F16 matrices around zero, scaled so that activations keep their size; norms one."""
+    pattern = np.random.default_rng(seed).standard_normal(_PATTERN_WEIGHTS, dtype=np.float32)
+    with path.open("wb") as file:
+        file.write(_header(geometry))
+        for _, rule in geometry.tensors():
+            _pad(file)
+            _write_tensor(file, geometry, rule, pattern)
+
+
+def _header(geometry: Geometry) -> bytes:
+    """Magic, counts, metadata and the table of tensors."""
+    metadata, tensors = geometry.metadata(), list(geometry.tensors())
+    parts = [_MAGIC, struct.pack("<IQQ", _VERSION, len(tensors), len(metadata))]
+    parts += [_string(key) + _value(value) for key, value in metadata.items()]
+    offset_bytes = 0
+    for name, rule in tensors:
+        dims = [geometry.size(dim) for dim in rule.dims]
+        kind = GgmlType.F32 if rule.is_vector else GgmlType.F16
+        parts.append(_string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset_bytes))
+        offset_bytes += _aligned(int(np.prod(dims)) * kind.block_bytes)
+    return b"".join(parts)
+
+
+def _string(text: str) -> bytes:
+    encoded = text.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def _value(value: str | int | float) -> bytes:
+    """A metadata value behind the number of its type."""
+    if isinstance(value, str):
+        return struct.pack("<I", _STRING) + _string(value)
+    if isinstance(value, int):
+        return struct.pack("<II", _U32, value)
+    return struct.pack("<If", _F32, value)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _pad(file: BinaryIO) -> None:
+    file.write(bytes(_aligned(file.tell()) - file.tell()))
+
+
+def _write_tensor(file: BinaryIO, geometry: Geometry, rule: TensorRule, pattern: NDArray[np.float32]) -> None:
+    dims = [geometry.size(dim) for dim in rule.dims]
+    if rule.is_vector:
+        file.write(np.ones(dims, "<f4").tobytes())
+        return
+    values = (pattern / np.sqrt(dims[0])).astype("<f2")
+    whole, rest = divmod(int(np.prod(dims)), len(values))
+    for _ in range(whole):
+        file.write(values.data)
+    file.write(values[:rest].data)
