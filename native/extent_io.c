@@ -1,25 +1,42 @@
-/* Owns the loops around pread and pwrite. */
+/* Owns the loop around preadv and pwritev: which extents go together, and what each one's result is. */
 #include "extent_io.h"
 
 #include <errno.h>
 #include <stdbool.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "crc32c.h"
 
 mzd_io_calls mzd_io = {pread, pwrite};
 
-typedef ssize_t (*transfer)(int fd, uint8_t *address, size_t size, off_t offset);
+typedef struct {
+    ssize_t (*some)(int fd, const struct iovec *parts, size_t count, off_t offset);
+    int fd;
+    const mzd_extent *extents;
+    size_t count, parts_max;
+    uint32_t *crcs;
+    int32_t *results;
+    /* Extents that touch each other in the file, in this order or in the other: they go together. */
+    size_t run_start, run_end;
+    bool is_reversed;
+    /* Where the transfer stands: at this place of the run, after so many bytes of its extent. */
+    size_t position, done;
+    /* Places before this one go alone, since a call for several of them failed. */
+    size_t alone_until;
+} transfer;
 
-static ssize_t read_some(int fd, uint8_t *address, size_t size, off_t offset)
+static ssize_t read_some(int fd, const struct iovec *parts, size_t count, off_t offset)
 {
-    return mzd_io.read(fd, address, size, offset);
+    return count == 1 ? mzd_io.read(fd, parts->iov_base, parts->iov_len, offset)
+                      : preadv(fd, parts, (int)count, offset);
 }
 
-static ssize_t write_some(int fd, uint8_t *address, size_t size, off_t offset)
+static ssize_t write_some(int fd, const struct iovec *parts, size_t count, off_t offset)
 {
-    return mzd_io.write(fd, address, size, offset);
+    return count == 1 ? mzd_io.write(fd, parts->iov_base, parts->iov_len, offset)
+                      : pwritev(fd, parts, (int)count, offset);
 }
 
 /* After a short direct read at the end of a file the next offset is unaligned, and some file systems then say
@@ -30,41 +47,148 @@ static bool is_at_end(int fd, off_t offset)
     return fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && offset >= status.st_size;
 }
 
-static int result_of_error(int fd, int error, off_t offset, bool is_continued)
+/* The index of the extent at a place; always forwards in the file. */
+static size_t index_at(const transfer *work, size_t position)
 {
-    if (error == EINVAL && is_continued && is_at_end(fd, offset))
+    return work->is_reversed ? work->run_start + work->run_end - 1 - position : position;
+}
+
+static off_t current_offset(const transfer *work)
+{
+    return (off_t)(work->extents[index_at(work, work->position)].offset_bytes + (int64_t)work->done);
+}
+
+static int result_of_error(const transfer *work, int error)
+{
+    if (error == EINVAL && work->done > 0 && is_at_end(work->fd, current_offset(work)))
         return MZD_IO_SHORT;
     return -error;
 }
 
-/* All of the extent, in pieces, each continued until it is whole. */
-static int transfer_extent(transfer some, int fd, const mzd_extent *extent, uint32_t *crc)
+static bool touch(const mzd_extent *first, const mzd_extent *second)
 {
-    for (size_t done = 0; done < extent->size_bytes;) {
+    const bool has_content = first->size_bytes > 0 && second->size_bytes > 0;
+    return has_content && first->offset_bytes + (int64_t)first->size_bytes == second->offset_bytes;
+}
+
+/* The longest run from the current place on. Backwards too: eviction writes the rearmost chunk first. */
+static void find_run(transfer *work)
+{
+    const mzd_extent *extents = work->extents;
+    size_t end = work->position + 1;
+    work->run_start = work->position;
+    work->is_reversed = end < work->count && touch(&extents[end], &extents[end - 1]);
+    while (end < work->count && (work->is_reversed ? touch(&extents[end], &extents[end - 1])
+                                                   : touch(&extents[end - 1], &extents[end])))
+        end++;
+    work->run_end = end;
+}
+
+/* What the next call moves: the rest of the current extent, and what follows it in the run, up to a piece. */
+static size_t gather(const transfer *work, struct iovec *parts)
+{
+    const size_t parts_max = work->position < work->alone_until ? 1 : work->parts_max;
+    size_t count = 0, room = MZD_IO_PIECE_BYTES, done = work->done;
+    for (size_t at = work->position; at < work->run_end && count < parts_max && room > 0; at++) {
+        const mzd_extent *extent = &work->extents[index_at(work, at)];
         const size_t left = extent->size_bytes - done;
-        const size_t piece = left < MZD_IO_PIECE_BYTES ? left : MZD_IO_PIECE_BYTES;
-        uint8_t *address = extent->address + done;
-        const off_t offset = (off_t)(extent->offset_bytes + (int64_t)done);
-        const ssize_t count = some(fd, address, piece, offset);
-        if (count < 0 && errno == EINTR)
-            continue;
-        if (count < 0)
-            return result_of_error(fd, errno, offset, done > 0);
-        if (count == 0)
-            return MZD_IO_SHORT;
-        if (crc != NULL)
-            *crc = mzd_crc32c(*crc, address, (size_t)count);
-        done += (size_t)count;
+        const size_t size = left < room ? left : room;
+        parts[count++] = (struct iovec){extent->address + done, size};
+        room -= size;
+        done = 0;
     }
-    return 0;
+    return count;
+}
+
+/* The current extent has its result; on to the next. */
+static void settle(transfer *work, int result)
+{
+    work->results[index_at(work, work->position++)] = result;
+    work->done = 0;
+}
+
+/* The bytes that a call has moved belong to the current extent and those after it. */
+static void advance(transfer *work, size_t moved)
+{
+    while (moved > 0) {
+        const size_t index = index_at(work, work->position);
+        const mzd_extent *extent = &work->extents[index];
+        const size_t left = extent->size_bytes - work->done;
+        const size_t size = left < moved ? left : moved;
+        if (work->crcs != NULL)
+            work->crcs[index] = mzd_crc32c(work->crcs[index], extent->address + work->done, size);
+        work->done += size;
+        moved -= size;
+        if (work->done == extent->size_bytes)
+            settle(work, 0);
+    }
+}
+
+static void step(transfer *work)
+{
+    struct iovec parts[MZD_IO_PARTS_MAX];
+    const size_t count = gather(work, parts);
+    const ssize_t moved = work->some(work->fd, parts, count, current_offset(work));
+    if (moved > 0)
+        advance(work, (size_t)moved);
+    else if (moved == 0)
+        settle(work, MZD_IO_SHORT);
+    else if (errno == EINTR)
+        return; /* once more */
+    else if (count > 1)
+        work->alone_until = work->position + count; /* which of them is at fault, only each can tell */
+    else
+        settle(work, result_of_error(work, errno));
+}
+
+static void transfer_extents(transfer work)
+{
+    while (work.position < work.count) {
+        if (work.position == work.run_end)
+            find_run(&work);
+        if (work.extents[work.position].size_bytes == 0) /* a run of its own */
+            settle(&work, 0);
+        else
+            step(&work);
+    }
+}
+
+void mzd_read_extents(int fd, const mzd_extent *extents, size_t count, uint32_t *crcs, int32_t *results)
+{
+    transfer_extents((transfer){
+        .some = read_some,
+        .fd = fd,
+        .extents = extents,
+        .count = count,
+        .parts_max = mzd_io.read == pread ? MZD_IO_PARTS_MAX : 1,
+        .crcs = crcs,
+        .results = results,
+    });
+}
+
+void mzd_write_extents(int fd, const mzd_extent *extents, size_t count, uint32_t *crcs, int32_t *results)
+{
+    transfer_extents((transfer){
+        .some = write_some,
+        .fd = fd,
+        .extents = extents,
+        .count = count,
+        .parts_max = mzd_io.write == pwrite ? MZD_IO_PARTS_MAX : 1,
+        .crcs = crcs,
+        .results = results,
+    });
 }
 
 int mzd_read_extent(int fd, const mzd_extent *extent, uint32_t *crc)
 {
-    return transfer_extent(read_some, fd, extent, crc);
+    int32_t result;
+    mzd_read_extents(fd, extent, 1, crc, &result);
+    return result;
 }
 
 int mzd_write_extent(int fd, const mzd_extent *extent, uint32_t *crc)
 {
-    return transfer_extent(write_some, fd, extent, crc);
+    int32_t result;
+    mzd_write_extents(fd, extent, 1, crc, &result);
+    return result;
 }

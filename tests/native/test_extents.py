@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 KIB = 1024
@@ -62,6 +62,42 @@ def test_extents_of_many_pieces(backend, file):
     assert backend.read_extents(file, u64(3), u64(back.ctypes.data), u64(back.size), crc) == [0]
     np.testing.assert_array_equal(back, content)
     assert crc[0] == backend.crc32c_buffer(content)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=12),
+    gaps=st.lists(st.integers(0, 1), min_size=12, max_size=12),
+    order=st.randoms(use_true_random=False),
+    direction=st.sampled_from([1, -1, 0]),
+)
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_neighbours_in_the_file_go_anywhere_in_memory(backend, file, sizes, gaps, order, direction):
+    """In the file's order, against it, and in none."""
+    lengths = u64(*sizes)
+    offsets = np.concatenate([u64(0), np.cumsum(lengths + u64(*gaps[: len(sizes)]))[:-1]]).astype(np.uint64)
+    places = list(range(len(sizes)))
+    order.shuffle(places)
+    turn = places if direction == 0 else range(len(sizes))[::direction]
+    offsets, lengths = offsets[list(turn)], lengths[list(turn)]
+    content, back = random_bytes(3000 * len(sizes), len(sizes)), np.zeros(3000 * len(sizes), np.uint8)
+    starts = u64(*places) * np.uint64(3000)
+    written, read = np.empty(len(sizes), np.uint32), np.empty(len(sizes), np.uint32)
+    assert not any(backend.write_extents(file, offsets, content.ctypes.data + starts, lengths, written))
+    assert not any(backend.read_extents(file, offsets, back.ctypes.data + starts, lengths, read))
+    for start, length, crc in zip(starts.tolist(), lengths.tolist(), read.tolist(), strict=True):
+        np.testing.assert_array_equal(back[start : start + length], content[start : start + length])
+        assert crc == backend.crc32c_buffer(content[start : start + length])
+    np.testing.assert_array_equal(written, read)
+
+
+def test_one_bad_address_among_neighbours_is_that_extent_s_own(backend, file):
+    os.pwrite(file, b"x" * 4 * 4096, 0)
+    back = np.zeros((4, 4096), np.uint8)
+    rows = back.ctypes.data + 4096 * np.arange(4, dtype=np.uint64)
+    rows[1] = 1
+    offsets, sizes = u64(0, 4096, 8192, 12288), u64(4096, 4096, 4096, 4096)
+    assert backend.read_extents(file, offsets, rows, sizes) == [0, -errno.EFAULT, 0, 0]
+    assert (back[[0, 2, 3]] == ord("x")).all()
 
 
 def test_a_file_that_ends_early_is_short_and_the_others_are_read(backend, file):
