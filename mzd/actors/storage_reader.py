@@ -10,9 +10,13 @@ import trio
 
 from mzd import native
 from mzd.errors import MzdError
+from mzd.formats.crc32c import concatenated
 from mzd.memory.workers import Workers
 from mzd.messages.restore_path import DecodeChunks, ReadUnits, RestoreFact, UnitsFailed, UnitsRestored
-from mzd.policy.units import UnitId, WeightUnit
+from mzd.policy.units import KvUnit, UnitId
+
+PIECE_BYTES = 4 * 1024 * 1024
+"""Units above this are read by several threads; direct reads of it run at full speed (`read_extents`)."""
 
 
 @dataclass(slots=True)
@@ -37,13 +41,37 @@ class StorageReader:
     async def _serve(self, read: ReadUnits) -> None:
         try:
             start_ns = time.monotonic_ns()
-            errors = await self.workers.run(_read_and_check, read)
+            errors = await self._read(read)
             end_ns = time.monotonic_ns()
             await self._report(read, errors, start_ns, end_ns)
         except BaseException:
             if read.staging is not None:
                 read.staging.release()
             raise
+
+    async def _read(self, read: ReadUnits) -> list[MzdError | None]:
+        if len(read.units) == 1 and int(read.sizes[0]) > PIECE_BYTES:
+            return [await self._read_in_pieces(read)]
+        return await self.workers.run(_read_and_check, read)
+
+    async def _read_in_pieces(self, read: ReadUnits) -> MzdError | None:
+        """One large unit on all threads: the last unit of a restore would else wait for a single one."""
+        total = int(read.sizes[0])
+        starts = range(0, total, PIECE_BYTES)
+        results: list[tuple[int, int]] = [(0, 0)] * len(starts)
+
+        async def read_piece(index: int, start: int) -> None:
+            size = min(PIECE_BYTES, total - start)
+            results[index] = await self.workers.run(_read_piece, read, start, size)
+
+        async with trio.open_nursery() as nursery:
+            for index, start in enumerate(starts):
+                nursery.start_soon(read_piece, index, start)
+        code = next((code for code, _ in results if code), 0)
+        crc = results[0][1]
+        for (_, piece_crc), start in zip(results[1:], starts[1:], strict=True):
+            crc = concatenated(crc, piece_crc, min(PIECE_BYTES, total - start))
+        return _judge(read.units[0], code, crc, int(read.crcs[0]))
 
     async def _report(
         self, read: ReadUnits, errors: list[MzdError | None], start_ns: int, end_ns: int
@@ -85,6 +113,19 @@ class StorageReader:
         )
 
 
+def _read_piece(read: ReadUnits, start: int, size_bytes: int) -> tuple[int, int]:
+    """Read a piece of the only extent: (result code, CRC-32C of the piece). Runs in a thread."""
+    crc = np.zeros(1, np.uint32)
+    (code,) = native.read_extents(
+        read.fd,
+        np.array([int(read.offsets[0]) + start], np.uint64),
+        np.array([int(read.addresses[0]) + start], np.uint64),
+        np.array([size_bytes], np.uint64),
+        crc,
+    )
+    return code, int(crc[0])
+
+
 def _read_and_check(read: ReadUnits) -> list[MzdError | None]:
     """Read all extents and check each one's checksum; runs in a thread, without the GIL."""
     results = np.asarray(native.read_extents(read.fd, read.offsets, read.addresses, read.sizes))
@@ -104,6 +145,6 @@ def _judge(unit: UnitId, code: int, crc: int, expected_crc: int) -> MzdError | N
     if code == 0 and crc == expected_crc:
         return None
     what = f"read failed with {code}" if code else f"checksum is {crc:08x}, not {expected_crc:08x}"
-    if isinstance(unit, WeightUnit):
-        return MzdError("weights_unavailable", f"the weights of layer {unit.layer} are damaged: {what}")
+    if not isinstance(unit, KvUnit):
+        return MzdError("weights_unavailable", f"{unit} of the weight store is damaged: {what}")
     return MzdError("corrupt_chunk", f"{unit} cannot be restored: {what}")
