@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 _POLYNOMIAL = 0x82F63B78  # Castagnoli, bits reversed: bit 31 is the coefficient of x^0
 _ONE = 1 << 31
 _BYTE = 1 << 23  # x^8: one byte further
@@ -15,6 +17,7 @@ def concatenated(first: int, second: int, second_bytes: int) -> int:
     return _product(first, _power(second_bytes)) ^ second
 
 
+@lru_cache(maxsize=32)  # pieces of a read have few different lengths
 def _power(num_bytes: int) -> int:
     """x^(8 * num_bytes) modulo the polynomial, by squaring."""
     result, factor = _ONE, _BYTE
