@@ -23,7 +23,13 @@ from mzd.memory.baseline import Baseline
 from mzd.memory.restore_trace import RestoreTrace
 from mzd.memory.unit_table import KvCache, UnitTable, chunks_of
 from mzd.messages.evict_path import DropContext, Evict, EvictOutcome
-from mzd.messages.restore_path import AbandonRestore, FinishUse, RestoreContext, RestoreOutcome
+from mzd.messages.restore_path import (
+    AbandonRestore,
+    FinishUse,
+    RestoreContext,
+    RestoreFailed,
+    RestoreOutcome,
+)
 from mzd.policy.eviction_planner import EvictionPlan, Order, plan_eviction
 from mzd.policy.profile import UnitTimes
 from mzd.policy.residency import UnitState
@@ -242,13 +248,19 @@ class Allocator:
             trace = await self._run_restore(cache, message, plan)
         except MzdError as error:
             if not message.replies.planned.is_settled:
-                message.replies.planned.fail(error)
+                await self._refuse(message, error)
             message.replies.outcome.fail(error)
             return
         elapsed_s = time.monotonic() - start_s
         if _restored_bytes(plan):  # room for new tokens alone makes no picture
             self.traces.append(trace)
         message.replies.outcome.set(RestoreOutcome(message.restore_id, _restored_bytes(plan), elapsed_s))
+
+    async def _refuse(self, message: RestoreContext, error: MzdError) -> None:
+        """Fail before any unit moved. gpu_prefill hears it too: a step may wait for this restore already."""
+        message.replies.planned.fail(error)
+        if message.announce:
+            await self.restore_ends.readiness.send(RestoreFailed(message.restore_id, error))
 
     def _plan_restore(self, cache: KvCache, message: RestoreContext) -> RestorePlan:
         """Forget what the request does not share, make the columns for what it adds, and plan."""

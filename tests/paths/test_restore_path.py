@@ -298,3 +298,21 @@ async def test_a_bug_in_any_actor_ends_the_daemon(device, long_store, tmp_path, 
             monkeypatch.setattr(owner, function, fail)
             await daemon.evict(1.0)
             await daemon.generate("c", [7], 1)
+
+
+async def test_a_chunk_that_a_restore_found_damaged_is_computed_by_the_next_request(
+    device, long_store, tmp_path
+):
+    """The restore says so; the request after it knows what is left and goes on from there."""
+    async with open_daemon(device, long_store, tmp_path) as daemon:
+        await daemon.generate("c", random_tokens(random.Random(2), 700))
+        await daemon.evict()
+        stored = daemon.opened.parts.storage.locate(KvUnit("c", 3, 1))
+        flip_byte(daemon.swap_path("c"), stored.offset_bytes)
+        with pytest.raises(MzdError) as raised:
+            await daemon.call("restore", context="c")
+        assert raised.value.code == "corrupt_chunk"
+        await daemon.settle()
+        result = await daemon.generate("c", [9, 8, 7], 1)
+        assert (result["usage"]["reused_tokens"], result["usage"]["recomputed_tokens"]) == (256, 444)
+        await daemon.settle()
