@@ -160,6 +160,24 @@ async def test_decoding_and_reads_run_side_by_side(subject, quick, monkeypatch):
     assert rounds == [["decompress", "read"]] * 3
 
 
+async def test_each_figure_is_in_its_place_and_rounds_give_their_median(subject, weights, monkeypatch):
+    answers = iter([[7.0], [5.0], [1.0, 30.0], [9.0, 10.0], [2.0, 20.0]])
+
+    async def known_rates(_kinds, _seconds):
+        return next(answers)
+
+    monkeypatch.setattr(profiling, "rates", known_rates)
+    monkeypatch.setattr(profiling, "time_pages", lambda *_: (0.1, 0.2))
+    assert await measure(replace(subject, weights=weights)) == MeasuredProfile(
+        decode_bytes_per_s=2.0,
+        read_bytes_per_s=20.0,
+        write_bytes_per_s=7.0,
+        populate_s_per_mb=0.1,
+        read_alone_bytes_per_s=5.0,
+        release_s_per_mb=0.2,
+    )
+
+
 # Steps.
 
 
