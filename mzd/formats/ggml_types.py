@@ -65,6 +65,18 @@ class GgmlType(IntEnum):
 
 
 # What the importer takes; each has a dequantiser, a kernel layout and kernels.
-SUPPORTED_TYPES = frozenset({GgmlType.F32, GgmlType.F16, GgmlType.Q8_0, GgmlType.Q4_0, GgmlType.Q4_1})
+SUPPORTED_TYPES = frozenset(
+    {
+        GgmlType.F32,
+        GgmlType.F16,
+        GgmlType.BF16,
+        GgmlType.Q8_0,
+        GgmlType.Q4_0,
+        GgmlType.Q4_1,
+        GgmlType.Q4_K,
+        GgmlType.Q5_K,
+        GgmlType.Q6_K,
+    }
+)
 
 TYPES_BY_NUMBER: Mapping[int, GgmlType] = {int(member): member for member in GgmlType}

@@ -2,13 +2,21 @@
 
 A matrix of `rows` x `cols` weights is cut into groups of eight rows (missing rows are zero). One group is
 
-    headers   per block: each fp16 of the GGUF block header for the 8 rows, `[block][field][8] u16`;
-              zero-padded to a multiple of 64 bytes. Absent for F16 and F32.
+    headers   per block: each fp16 of the GGUF block header for the 8 rows, `[field][8] u16`, and of the K
+              types then the scales of its sub-blocks, `[scale][8] u8`; all of them zero-padded to a
+              multiple of 64 bytes. Absent for F16, BF16 and F32.
     payload   block formats: `[block][dword][8] u32`, lane r holds that dword of row r's original quants.
-              F16, F32: `[k][8]` elements. Zero-padded to a multiple of 64 bytes.
+              F16, BF16, F32: `[k][8]` elements. Zero-padded to a multiple of 64 bytes.
 
 Lanes are rows, so that a kernel needs no horizontal sum, loads the scales of eight rows at once, and takes
-x as a broadcast. Packing moves bytes and changes no value; `unpack_blocks` is its exact inverse.
+x as a broadcast. Packing moves bits and changes no value; `unpack_blocks` is its exact inverse.
+
+The K types have blocks of 256 weights:
+
+    Q4_K  fields scale, minimum; 8 x (scale, minimum), their 6 bits in a byte each; 32 dwords of nibbles
+    Q5_K  the same, with 8 dwords of high bits in front of the nibbles, as in the file
+    Q6_K  field scale; 16 x int8; per half block 16 dwords of nibbles, then 8 of high bits: together, since
+          the kernels read them together
 """
 
 from __future__ import annotations
@@ -21,35 +29,89 @@ from numpy.typing import NDArray
 
 from mzd.errors import FormatError
 from mzd.formats.ggml_types import GgmlType
+from mzd.formats.k_quants import pack_scales, unpack_scales
 from mzd.formats.quantization import dequantize
 
-LAYOUT_VERSION = 1  # part of a weight store's identity: another layout is another store
+LAYOUT_VERSION = 2  # part of a weight store's identity: another layout is another store
 ROWS_PER_GROUP = 8  # one float8: eight rows are eight lanes
 ALIGNMENT_BYTES = 64  # a cache line, and a multiple of every vector load that the kernels use
+
+# Of each half block the dwords of nibbles, then those of high bits.
+_Q6_K_WORDS = (*range(16), *range(32, 40), *range(16, 32), *range(40, 48))
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """How a GGUF block splits: `header_fields` fp16 first, then `payload_count` words of `payload_type`."""
+    """How a GGUF block splits.
+
+    Attributes:
+        header_fields: fp16 of its header.
+        num_scales: one-byte scales of its sub-blocks, as the kernels read them.
+        payload_count: words of quants.
+        payload_type: of such a word.
+        packed_scales: the file has the scales in 6 bits each (`k_quants`).
+        header_last: the file has quants, scales and header in this order, else the reverse.
+        payload_order: for each word of the layout its number in the file, if they differ.
+    """
 
     header_fields: int
     payload_count: int
-    payload_type: str
+    payload_type: str = "<u4"
+    num_scales: int = 0
+    packed_scales: bool = False
+    header_last: bool = False
+    payload_order: tuple[int, ...] | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """One GGUF block as a packed (unaligned) record."""
-        return np.dtype(
-            [("header", "<u2", (self.header_fields,)), ("payload", self.payload_type, (self.payload_count,))]
-        )
+        scale_bytes = self.num_scales * 6 // 8 if self.packed_scales else self.num_scales
+        fields: list[Any] = [
+            ("header", "<u2", (self.header_fields,)),
+            ("scales", "u1", (scale_bytes,)),
+            ("payload", self.payload_type, (self.payload_count,)),
+        ]
+        return np.dtype(fields[::-1] if self.header_last else fields)
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of one block's header for eight rows."""
+        return ROWS_PER_GROUP * (2 * self.header_fields + self.num_scales)
+
+    def scales(self, blocks: NDArray[Any]) -> NDArray[np.uint8]:
+        """(...,) records to (..., num_scales) uint8."""
+        scales: NDArray[np.uint8] = blocks["scales"]
+        if not self.packed_scales:
+            return scales
+        return unpack_scales(scales).reshape(*blocks.shape, self.num_scales)
+
+    def set_scales(self, blocks: NDArray[Any], scales: NDArray[np.uint8]) -> None:
+        """Undo `scales`."""
+        if self.packed_scales:
+            scales = pack_scales(scales.reshape(*blocks.shape, self.num_scales // 2, 2))
+        blocks["scales"] = scales
+
+    def payload(self, blocks: NDArray[Any]) -> NDArray[Any]:
+        """(...,) records to (..., payload_count) words in the order of the layout."""
+        words: NDArray[Any] = blocks["payload"]
+        return words if self.payload_order is None else words[..., list(self.payload_order)]
+
+    def set_payload(self, blocks: NDArray[Any], words: NDArray[Any]) -> None:
+        """Undo `payload`."""
+        order = slice(None) if self.payload_order is None else list(self.payload_order)
+        blocks["payload"][..., order] = words
 
 
 _BLOCKS = {
-    GgmlType.F32: _Block(0, 1, "<u4"),
+    GgmlType.F32: _Block(0, 1),
     GgmlType.F16: _Block(0, 1, "<u2"),
-    GgmlType.Q8_0: _Block(1, 8, "<u4"),
-    GgmlType.Q4_0: _Block(1, 4, "<u4"),
-    GgmlType.Q4_1: _Block(2, 4, "<u4"),
+    GgmlType.BF16: _Block(0, 1, "<u2"),
+    GgmlType.Q8_0: _Block(1, 8),
+    GgmlType.Q4_0: _Block(1, 4),
+    GgmlType.Q4_1: _Block(2, 4),
+    GgmlType.Q4_K: _Block(2, 32, num_scales=16, packed_scales=True),
+    GgmlType.Q5_K: _Block(2, 40, num_scales=16, packed_scales=True),
+    GgmlType.Q6_K: _Block(1, 48, num_scales=16, header_last=True, payload_order=_Q6_K_WORDS),
 }
 
 
@@ -58,7 +120,7 @@ class GroupLayout:
     """Where things lie in one eight-row group; all sizes are multiples of 64 bytes.
 
     Attributes:
-        num_blocks: blocks a row (F16, F32: columns).
+        num_blocks: blocks a row (F16, BF16, F32: columns).
         header_bytes: offset of the payload inside the group.
         size_bytes: of the whole group, and the distance to the next one.
     """
@@ -69,17 +131,18 @@ class GroupLayout:
     size_bytes: int
 
     @property
-    def _header_shape(self) -> tuple[int, int, int]:
-        return (self.num_blocks, self.block.header_fields, ROWS_PER_GROUP)
-
-    @property
     def _payload_shape(self) -> tuple[int, int, int]:
         return (self.num_blocks, self.block.payload_count, ROWS_PER_GROUP)
 
     def headers(self, groups: NDArray[np.uint8]) -> NDArray[Any]:
         """View (num_groups, size_bytes) uint8 as (num_groups, num_blocks, field, 8) u16."""
-        used_bytes = 2 * int(np.prod(self._header_shape))
-        return groups[:, :used_bytes].view("<u2").reshape(len(groups), *self._header_shape)
+        halves = self._header_blocks(groups)[..., : 2 * ROWS_PER_GROUP * self.block.header_fields]
+        return halves.view("<u2").reshape(*halves.shape[:2], self.block.header_fields, ROWS_PER_GROUP)
+
+    def scales(self, groups: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """View (num_groups, size_bytes) uint8 as (num_groups, num_blocks, scale, 8) u8."""
+        scales = self._header_blocks(groups)[..., 2 * ROWS_PER_GROUP * self.block.header_fields :]
+        return scales.reshape(*scales.shape[:2], self.block.num_scales, ROWS_PER_GROUP)
 
     def payload(self, groups: NDArray[np.uint8]) -> NDArray[Any]:
         """View (num_groups, size_bytes) uint8 as (num_groups, num_blocks, word, 8) of the payload's type."""
@@ -87,6 +150,11 @@ class GroupLayout:
         end = self.header_bytes + word_bytes * int(np.prod(self._payload_shape))
         words = groups[:, self.header_bytes : end].view(self.block.payload_type)
         return words.reshape(len(groups), *self._payload_shape)
+
+    def _header_blocks(self, groups: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """View (num_groups, size_bytes) uint8 as (num_groups, num_blocks, header bytes of a block)."""
+        used = groups[:, : self.num_blocks * self.block.header_bytes]
+        return used.reshape(len(groups), self.num_blocks, self.block.header_bytes)
 
 
 def group_layout(type: GgmlType, cols: int) -> GroupLayout:
@@ -104,7 +172,7 @@ def group_layout(type: GgmlType, cols: int) -> GroupLayout:
         )
     num_blocks = cols // type.block_weights
     word_bytes = np.dtype(block.payload_type).itemsize
-    header_bytes = _aligned(num_blocks * block.header_fields * ROWS_PER_GROUP * 2)
+    header_bytes = _aligned(num_blocks * block.header_bytes)
     payload_bytes = _aligned(num_blocks * block.payload_count * ROWS_PER_GROUP * word_bytes)
     return GroupLayout(block, num_blocks, header_bytes, header_bytes + payload_bytes)
 
@@ -175,7 +243,8 @@ def unpack_blocks(type: GgmlType, packed: NDArray[np.uint8], rows: int, cols: in
     groups = packed.reshape(-1, layout.size_bytes)
     blocks = np.empty((len(groups), ROWS_PER_GROUP, layout.num_blocks), layout.block.dtype)
     blocks["header"] = layout.headers(groups).transpose(0, 3, 1, 2)
-    blocks["payload"] = layout.payload(groups).transpose(0, 3, 1, 2)
+    layout.block.set_scales(blocks, layout.scales(groups).transpose(0, 3, 1, 2))
+    layout.block.set_payload(blocks, layout.payload(groups).transpose(0, 3, 1, 2))
     row_bytes = layout.num_blocks * type.block_bytes
     return blocks.reshape(-1).view(np.uint8).reshape(-1, row_bytes)[:rows]
 
@@ -202,7 +271,8 @@ def _interleave(layout: GroupLayout, blocks: NDArray[Any], groups: NDArray[np.ui
     """Write (8 x num_groups, num_blocks) records into (num_groups, size_bytes) groups."""
     by_lane = blocks.reshape(-1, ROWS_PER_GROUP, layout.num_blocks)
     layout.headers(groups)[:] = by_lane["header"].transpose(0, 2, 3, 1)
-    layout.payload(groups)[:] = by_lane["payload"].transpose(0, 2, 3, 1)
+    layout.scales(groups)[:] = layout.block.scales(by_lane).transpose(0, 2, 3, 1)
+    layout.payload(groups)[:] = layout.block.payload(by_lane).transpose(0, 2, 3, 1)
 
 
 def _num_groups(rows: int) -> int:
