@@ -11,8 +11,13 @@ from mzd.formats.weight_layout import group_layout
 
 Activations = Literal["f32", "int8"]
 
-INT8_TYPES = frozenset({GgmlType.Q8_0, GgmlType.Q4_0, GgmlType.Q4_1})
+INT8_TYPES = frozenset(
+    {GgmlType.Q8_0, GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q4_K, GgmlType.Q5_K, GgmlType.Q6_K}
+)
 """Weights that are multiplied as integers with ``activations="int8"``; others stay exact."""
+
+SCALED_WEIGHTS = {GgmlType.Q4_K: 32, GgmlType.Q5_K: 32, GgmlType.Q6_K: 16}
+"""Weights with a scale of their own, of the types whose blocks have several."""
 
 PAIR_ROWS = 16
 """Rows of one vector: two row groups (weights.cl)."""
@@ -112,7 +117,7 @@ class _ExactKernels:
     """matmul.cl: float activations."""
 
     def __init__(self, device: OpenClDevice, spec: WeightShape) -> None:
-        num_blocks = group_layout(spec.type, spec.cols).num_blocks
+        num_blocks = _num_scaled_blocks(spec)
         defines = {f"WEIGHT_{spec.type.name}": 1, "TILE_ROWS": EXACT_TILE_ROWS, "TILE_COLS": EXACT_TILE_COLS}
         program = device.build("matmul", **defines)
         self._gemv = device.kernel(program, "gemv")
@@ -140,13 +145,13 @@ class _Int8Kernels:
     """matmul_int8.cl: activations rounded to 8 bits inside each work-group."""
 
     def __init__(self, device: OpenClDevice, spec: WeightShape) -> None:
-        num_blocks = group_layout(spec.type, spec.cols).num_blocks
+        num_blocks = _num_scaled_blocks(spec)
         program = device.build("matmul_int8", **{f"WEIGHT_{spec.type.name}": 1})
         self._gemv = device.kernel(program, "gemv_int8")
         self._many = device.kernel(program, "matmul_int8")
         _set_shape(spec, self._gemv, self._many)
         x_bytes = 2 if spec.type == GgmlType.Q8_0 else 1
-        self._record_bytes = num_blocks * (32 * x_bytes + 8)  # and a scale and a sum, float
+        self._record_bytes = spec.cols * x_bytes + num_blocks * 8  # and a scale and a sum, float
         self._gemv.set_local(6, self._record_bytes)
         block_tokens = INT8_RECORDS_BYTES // self._record_bytes // TILE_TOKENS_MAX * TILE_TOKENS_MAX
         self._block_tokens_max = min(max(block_tokens, TILE_TOKENS_MAX), BLOCK_TOKENS_MAX)
@@ -171,6 +176,12 @@ def _set_shape(spec: WeightShape, *kernels: BoundKernel) -> None:
     for kernel in kernels:
         kernel.set_int(3, spec.rows)
         kernel.set_int(4, spec.cols)
+
+
+def _num_scaled_blocks(spec: WeightShape) -> int:
+    """Runs of a row's columns that share one scale, the kernels' blocks. Raises as `group_layout`."""
+    num_blocks = group_layout(spec.type, spec.cols).num_blocks
+    return num_blocks * spec.type.block_weights // SCALED_WEIGHTS.get(spec.type, spec.type.block_weights)
 
 
 def _num_pairs(spec: WeightShape) -> int:

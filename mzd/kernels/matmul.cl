@@ -36,9 +36,9 @@ kernel WIDE_VECTORS ONE_WORK_ITEM void gemv(
     const int last = first_pair(get_group_id(0) + 1, get_num_groups(0), rows);
 #if HAS_MINIMUM
     for (int block = 0; block < blocks; block++) {
-        global const float *x_block = x + block * BLOCK_WEIGHTS;
-        const float16 halves = vload16(0, x_block) + vload16(1, x_block);
-        x_sums[block] = sum8(halves.lo + halves.hi);
+        float16 sums = 0.0f;
+        UNROLL for (int k = 0; k < BLOCK_WEIGHTS; k += 16) sums += vload16(0, x + block * BLOCK_WEIGHTS + k);
+        x_sums[block] = sum8(sums.lo + sums.hi);
     }
 #endif
     for (int p = first_pair(get_group_id(0), get_num_groups(0), rows); p < last; p++) {

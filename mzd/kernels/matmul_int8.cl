@@ -1,6 +1,6 @@
 // Owns y = W x (or y += W x) for block-quantised weights and activations rounded to 8 bits: the fast path.
 //
-//   weights     packed (rows, cols), format by -DWEIGHT_Q8_0, _Q4_0, _Q4_1; cols a multiple of 32, any rows
+//   weights     packed (rows, cols), format by -DWEIGHT_*, one with blocks; cols a multiple of those, any rows
 //   x           (tokens, cols) float; rounded here, in blocks of 32 with a float scale of max |x| / 127
 //   y           (tokens, rows) float; nothing else is written
 //   accumulator exact int within a block, float over the blocks
@@ -25,16 +25,28 @@ typedef char bytes32 __attribute__((__vector_size__(32)));
 typedef short shorts32 __attribute__((__vector_size__(64)));
 typedef short shorts16 __attribute__((__vector_size__(32)));
 
+#if STEP_WEIGHTS == 8 && (SCALE_BYTES == 0 || defined(WEIGHT_Q4_K))
+#define SHORTS_HOLD_BLOCK 1  // 8 additions of 2 products of at most 15 x 127 are 30480
+#else
+#define SHORTS_HOLD_BLOCK 0  // of 63 x 127 only 2 additions are: 32004
+#endif
+
 // One step of weights, split so that `add_products` needs only multiplications.
-//   4 bit: first = bytes of the low nibbles, second = of the high ones
-//   8 bit: first = bytes 0 and 2 as shorts, second = bytes 1 and 3
+//   Q4_0, Q4_1: first = bytes of the low nibbles, second = of the high ones
+//   K types:    first = columns 0 to 3 as bytes, second = columns 4 to 7
+//   Q8_0:       first = bytes 0 and 2 as shorts, second = bytes 1 and 3
 typedef struct {
     uint16 first;
     uint16 second;
 } StepWeights;
 
-static inline StepWeights split_step(uint16 words) {
+static inline StepWeights split_step(WeightPair pair, int block, int step) {
     StepWeights w;
+#if SCALE_BYTES > 0
+    w.first = load_quants(pair, block, 2 * step);
+    w.second = load_quants(pair, block, 2 * step + 1);
+#else
+    const uint16 words = load_words(pair, block * BLOCK_STEPS + step);
 #if STEP_WEIGHTS == 8
     w.first = words & 0x0f0f0f0fu;
     w.second = words >> 4 & 0x0f0f0f0fu;
@@ -43,11 +55,16 @@ static inline StepWeights split_step(uint16 words) {
     w.first = __builtin_astype((shorts << 8) >> 8, uint16);
     w.second = __builtin_astype(shorts >> 8, uint16);
 #endif
+#endif
     return w;
 }
 
 // The rounded x of one step is two words: x_first meets `first`, x_second meets `second`.
-#if STEP_WEIGHTS == 8
+#if SCALE_BYTES > 0
+#define X_BYTES 1  // chars in order
+#define X_FIRST(step) (2 * (step))
+#define X_SECOND(step) (2 * (step) + 1)
+#elif STEP_WEIGHTS == 8
 #define X_BYTES 1  // chars in order; x_second lies four words behind x_first
 #define X_FIRST(step) (step)
 #define X_SECOND(step) ((step) + 4)
@@ -106,29 +123,41 @@ static inline shorts32 multiply_bytes(bytes64 a, bytes64 b) {
 
 #if STEP_WEIGHTS == 8
 
-// Shorts hold a block: 8 additions of 2 products of at most 15 x 127 are 30480.
+// Sums of pairs of products, as shorts.
+static inline shorts32 step_products(StepWeights w, int x_first, int x_second) {
+    return multiply_bytes(__builtin_astype(w.first, bytes64), __builtin_astype((int16)(x_first), bytes64)) +
+           multiply_bytes(__builtin_astype(w.second, bytes64), __builtin_astype((int16)(x_second), bytes64));
+}
+
+static inline int16 add_pairs(shorts32 sums) {
+    return multiply_shorts(sums, __builtin_astype((int16)(0x00010001), shorts32));
+}
+
+#endif
+
+#if SHORTS_HOLD_BLOCK
+
 typedef shorts32 BlockSums;
 
 static inline BlockSums add_products(BlockSums sums, StepWeights w, int x_first, int x_second) {
-    sums += multiply_bytes(__builtin_astype(w.first, bytes64), __builtin_astype((int16)(x_first), bytes64));
-    return sums + multiply_bytes(__builtin_astype(w.second, bytes64),
-                                 __builtin_astype((int16)(x_second), bytes64));
+    return sums + step_products(w, x_first, x_second);
 }
 
-static inline int16 block_total(BlockSums sums) {
-    const shorts32 ones = __builtin_astype((int16)(0x00010001), shorts32);
-    return multiply_shorts(sums, ones);
-}
+static inline int16 block_total(BlockSums sums) { return add_pairs(sums); }
 
 #else
 
 typedef int16 BlockSums;
 
 static inline BlockSums add_products(BlockSums sums, StepWeights w, int x_first, int x_second) {
+#if STEP_WEIGHTS == 8
+    return sums + add_pairs(step_products(w, x_first, x_second));
+#else
     sums += multiply_shorts(__builtin_astype(w.first, shorts32),
                             __builtin_astype((int16)(x_first), shorts32));
     return sums + multiply_shorts(__builtin_astype(w.second, shorts32),
                                   __builtin_astype((int16)(x_second), shorts32));
+#endif
 }
 
 static inline int16 block_total(BlockSums sums) { return sums; }
@@ -136,17 +165,24 @@ static inline int16 block_total(BlockSums sums) { return sums; }
 #endif
 #endif
 
-// One rounded token in local memory: words of x, then per block its scale and its scale * sum.
-// All are 4-byte words; `RECORD_WORDS` of them.
-#define BLOCK_WORDS (32 * X_BYTES / 4)
+// One rounded token in local memory: words of x, then the scale of each block, then the scale * sum of each.
+// All are 4-byte words; `RECORD_WORDS` of them. Where blocks are 16 weights two have the same scale.
+#define BLOCK_WORDS (BLOCK_WEIGHTS * X_BYTES / 4)
 #define RECORD_WORDS(blocks) ((blocks) * (BLOCK_WORDS + 2))
 
-// Rounds one block of x. A block with a NaN or an infinity gets such a scale too, so that it shows in y.
+static inline int sum_lanes(int16 x) {
+    const int8 eight = x.lo + x.hi;
+    const int4 four = eight.lo + eight.hi;
+    const int2 two = four.lo + four.hi;
+    return two.x + two.y;
+}
+
+// Rounds 32 of x. Those with a NaN or an infinity get such a scale too, so that it shows in y.
 // With fmax, rint and a vstore16 of chars, which PoCL emulates, a product of 8 x 576 by 192 took about
 // 1.5 times as long: hence maxima of the bits, which order like the magnitudes, rounding by adding
 // 1.5 * 2^23, and stores of whole words.
-static inline void round_block(
-    global const float *x, local int *words, local float *scale, local float *sum) {
+static inline void round_run(
+    global const float *x, local int *words, local float *scales, local float *sums) {
     const float16 low = vload16(0, x), high = vload16(1, x);
     const int16 bits16 = max(as_int16(low) & INT_MAX, as_int16(high) & INT_MAX);
     const int8 bits8 = max(bits16.lo, bits16.hi);
@@ -157,11 +193,15 @@ static inline void round_block(
     const float rounder = 12582912.0f;
     const int16 q_low = as_int16(fma(low, (float16)(inverse), (float16)(rounder))) - as_int(rounder);
     const int16 q_high = as_int16(fma(high, (float16)(inverse), (float16)(rounder))) - as_int(rounder);
-    const int16 q16 = q_low + q_high;
-    const int8 q8 = q16.lo + q16.hi;
-    const int4 q4 = q8.lo + q8.hi;
-    *scale = largest * (1.0f / 127.0f);
-    *sum = *scale * (q4.x + q4.y + q4.z + q4.w);
+    const float scale = largest * (1.0f / 127.0f);
+    scales[0] = scale;
+#if BLOCK_WEIGHTS == 16
+    scales[1] = scale;
+    sums[0] = scale * sum_lanes(q_low);
+    sums[1] = scale * sum_lanes(q_high);
+#else
+    sums[0] = scale * sum_lanes(q_low + q_high);
+#endif
 #if X_BYTES == 1
     vstore4(as_int4(convert_char16(q_low)), 0, words);
     vstore4(as_int4(convert_char16(q_high)), 1, words);
@@ -173,8 +213,9 @@ static inline void round_block(
 
 static inline void round_token(global const float *x, local int *record, int blocks) {
     local float *scales = (local float *)(record + blocks * BLOCK_WORDS);
-    for (int block = 0; block < blocks; block++)
-        round_block(x + block * 32, record + block * BLOCK_WORDS, scales + block, scales + blocks + block);
+    for (int block = 0; block < blocks; block += 32 / BLOCK_WEIGHTS)
+        round_run(x + block * BLOCK_WEIGHTS, record + block * BLOCK_WORDS,
+                  scales + block, scales + blocks + block);
 }
 
 // One pair of row groups by up to `tile_tokens` rounded tokens; the constant is known after inlining.
@@ -192,7 +233,7 @@ static inline void multiply_pair(
         UNROLL_TOKENS for (int t = 0; t < tile_tokens; t++) sums[t] = __builtin_astype((int16)(0), BlockSums);
         UNROLL for (int step = 0; step < BLOCK_STEPS; step++) {
             prefetch_step(pair, block, step);
-            const StepWeights w = split_step(load_step_words(pair, block, step));
+            const StepWeights w = split_step(pair, block, step);
             UNROLL_TOKENS for (int t = 0; t < tile_tokens; t++) {
                 local const int *x = words[t] + block * BLOCK_WORDS;
                 sums[t] = add_products(sums[t], w, x[X_FIRST(step)], x[X_SECOND(step)]);

@@ -1,7 +1,7 @@
 // Owns how kernels read packed weights (mzd/formats/weight_layout.py): 16 rows as the lanes of a float16.
 //
-// Build with one of -DWEIGHT_F32, _F16, _Q8_0, _Q4_0, _Q4_1. A matrix is groups of eight rows; two groups
-// that follow each other form a pair and fill one vector. Where registers are 8 or 4 lanes wide the
+// Build with one of -DWEIGHT_F32, _F16, _BF16, _Q8_0, _Q4_0, _Q4_1, _Q4_K, _Q5_K, _Q6_K. A matrix is groups of
+// eight rows; two groups that follow each other form a pair and fill one vector. Where registers are 8 or 4 lanes wide the
 // compiler splits it, which is then just several row groups in flight.
 // With AVX-512 16 lanes took 0.64-0.81 of the time of 8 at one token; with the register tiles that they
 // allow (matmul.cl) 0.64-0.72 at 8 tokens and half at 512.
@@ -24,43 +24,69 @@
 #define WIDE_VECTORS
 #endif
 
+// A block is the weights of a row that share a scale. In the K types 256 weights share the halves of a header,
+// which each block multiplies by bytes of its own.
 #if defined(WEIGHT_Q8_0)
-#define HEADER_FIELDS 1
-#define HAS_MINIMUM 0
 #define BLOCK_WEIGHTS 32
-#define STEP_WEIGHTS 4  // a step is one payload word of each row
-#define WORD_BYTES 4
+#define STEP_WEIGHTS 4   // a step is one payload word of each row
+#define HEADER_FIELDS 1
 #elif defined(WEIGHT_Q4_0)
+#define BLOCK_WEIGHTS 32
+#define STEP_WEIGHTS 8
 #define HEADER_FIELDS 1
-#define HAS_MINIMUM 1  // -8 * scale
-#define BLOCK_WEIGHTS 32
-#define STEP_WEIGHTS 8
-#define WORD_BYTES 4
+#define MINIMUM_SCALES -8.0f
 #elif defined(WEIGHT_Q4_1)
-#define HEADER_FIELDS 2
-#define HAS_MINIMUM 1
 #define BLOCK_WEIGHTS 32
 #define STEP_WEIGHTS 8
-#define WORD_BYTES 4
-#elif defined(WEIGHT_F16)
-#define HEADER_FIELDS 0
-#define HAS_MINIMUM 0
+#define HEADER_FIELDS 2
+#elif defined(WEIGHT_Q4_K)
+#define BLOCK_WEIGHTS 32
+#define STEP_WEIGHTS 8   // of the K types: 8 columns, for which several words are read
+#define HEADER_FIELDS 2
+#define SUPER_WORDS 32
+#elif defined(WEIGHT_Q5_K)
+#define BLOCK_WEIGHTS 32
+#define STEP_WEIGHTS 8
+#define HEADER_FIELDS 2
+#define SUPER_WORDS 40
+#elif defined(WEIGHT_Q6_K)
+#define BLOCK_WEIGHTS 16
+#define STEP_WEIGHTS 8
+#define HEADER_FIELDS 1
+#define SUPER_WORDS 48
+#define MINIMUM_SCALES -32.0f
+#else  // F16, BF16, F32
 #define BLOCK_WEIGHTS 1
 #define STEP_WEIGHTS 1
+#define HEADER_FIELDS 0
+#endif
+
+#if defined(WEIGHT_F16) || defined(WEIGHT_BF16)
 #define WORD_BYTES 2
-#elif defined(WEIGHT_F32)
-#define HEADER_FIELDS 0
-#define HAS_MINIMUM 0
-#define BLOCK_WEIGHTS 1
-#define STEP_WEIGHTS 1
+#else
 #define WORD_BYTES 4
+#endif
+
+#ifdef SUPER_WORDS  // payload words of a row for 256 weights
+#define SUPER_BLOCKS (256 / BLOCK_WEIGHTS)
+#define SCALE_BYTES 16
+#else
+#define SUPER_BLOCKS 1
+#define SCALE_BYTES 0
+#define SUPER_WORDS BLOCK_STEPS
+#endif
+
+#if HEADER_FIELDS > 1 || defined(MINIMUM_SCALES)
+#define HAS_MINIMUM 1
+#else
+#define HAS_MINIMUM 0
 #endif
 
 #define GROUP_ROWS 8
 #define PAIR_ROWS 16
 #define BLOCK_STEPS (BLOCK_WEIGHTS / STEP_WEIGHTS)
-#define STEP_BYTES (GROUP_ROWS * WORD_BYTES)
-#define HEADER_BYTES (GROUP_ROWS * HEADER_FIELDS * 2)  // of one block
+#define STEP_BYTES (GROUP_ROWS * WORD_BYTES * SUPER_WORDS / (SUPER_BLOCKS * BLOCK_STEPS))
+#define HEADER_BYTES (GROUP_ROWS * (2 * HEADER_FIELDS + SCALE_BYTES))  // of SUPER_BLOCKS blocks
 #define ALIGN_64(bytes) (((bytes) + 63) & ~63)
 
 // How far ahead of the reads: 1024 and 2048 were 1.2-1.8 times faster than none on Zen 3, 512 too near;
@@ -87,9 +113,8 @@ static inline int first_pair(int group, int groups, int rows) {
 }
 
 static inline WeightPair weight_pair(global const uchar *weights, int pair, int rows, int cols) {
-    const int blocks = cols / BLOCK_WEIGHTS;
-    const int payload_offset = ALIGN_64(blocks * HEADER_BYTES);
-    const size_t group_bytes = payload_offset + ALIGN_64(blocks * BLOCK_STEPS * STEP_BYTES);
+    const int payload_offset = ALIGN_64(cols / BLOCK_WEIGHTS / SUPER_BLOCKS * HEADER_BYTES);
+    const size_t group_bytes = payload_offset + ALIGN_64(cols / STEP_WEIGHTS * STEP_BYTES);
     WeightPair result;
     result.even = weights + 2 * pair * group_bytes;
     result.odd = (2 * pair + 1) * GROUP_ROWS < rows ? result.even + group_bytes : result.even;
@@ -97,47 +122,92 @@ static inline WeightPair weight_pair(global const uchar *weights, int pair, int 
     return result;
 }
 
-static inline float16 load_halves(global const uchar *even, global const uchar *odd) {
-    return (float16)(vload_half8(0, (global const half *)even), vload_half8(0, (global const half *)odd));
+static inline float16 load_halves(WeightPair pair, int offset) {
+    return (float16)(vload_half8(0, (global const half *)(pair.even + offset)),
+                     vload_half8(0, (global const half *)(pair.odd + offset)));
 }
 
-static inline uint16 load_words(global const uchar *even, global const uchar *odd) {
-    return (uint16)(vload8(0, (global const uint *)even), vload8(0, (global const uint *)odd));
+// The words `index` of the payload.
+static inline uint16 load_words(WeightPair pair, int index) {
+    const int offset = pair.payload_offset + index * (GROUP_ROWS * 4);
+    return (uint16)(vload8(0, (global const uint *)(pair.even + offset)),
+                    vload8(0, (global const uint *)(pair.odd + offset)));
+}
+
+// The scales `index` of the blocks under one header; as longs because a vload8 of bytes loads each by itself.
+static inline ulong2 load_scale_bytes(WeightPair pair, int header, int index) {
+    const int offset = header * HEADER_BYTES + GROUP_ROWS * (2 * HEADER_FIELDS + index);
+    return (ulong2)(*(global const ulong *)(pair.even + offset), *(global const ulong *)(pair.odd + offset));
 }
 
 // The weights of a block are scale * w + minimum, w as `load_step` gives it.
 static inline float16 load_scale(WeightPair pair, int block) {
-#if HEADER_FIELDS > 0
-    const int offset = block * HEADER_BYTES;
-    return load_halves(pair.even + offset, pair.odd + offset);
-#else
+#if HEADER_FIELDS == 0
     return 1.0f;
+#elif SCALE_BYTES == 0
+    return load_halves(pair, block * HEADER_BYTES);
+#else
+    const int header = block / SUPER_BLOCKS, index = block % SUPER_BLOCKS;
+    const float16 scale = load_halves(pair, header * HEADER_BYTES);
+#if defined(WEIGHT_Q6_K)
+    return scale * convert_float16(as_char16(load_scale_bytes(pair, header, index)));
+#else
+    return scale * convert_float16(as_uchar16(load_scale_bytes(pair, header, 2 * index)));
+#endif
 #endif
 }
 
 static inline float16 load_minimum(WeightPair pair, int block, float16 scale) {
-#if HEADER_FIELDS > 1
-    const int offset = block * HEADER_BYTES + GROUP_ROWS * 2;
-    return load_halves(pair.even + offset, pair.odd + offset);
+#if defined(MINIMUM_SCALES)
+    return MINIMUM_SCALES * scale;
+#elif HEADER_FIELDS < 2
+    return 0.0f;
+#elif SCALE_BYTES == 0
+    return load_halves(pair, block * HEADER_BYTES + GROUP_ROWS * 2);
 #else
-    return -8.0f * scale;
+    const int header = block / SUPER_BLOCKS, index = block % SUPER_BLOCKS;
+    const float16 minimum = load_halves(pair, header * HEADER_BYTES + GROUP_ROWS * 2);
+    return -minimum * convert_float16(as_uchar16(load_scale_bytes(pair, header, 2 * index + 1)));
 #endif
 }
 
-// Column, inside its block, of a step's weight j: of a 4-bit byte the low nibble is column i, the high
-// one column 16 + i.
-static inline int step_column(int step, int j) { return 4 * step + (j & 3) + 16 * (j >> 2); }
+// Column, inside its block, of a step's weight j: of a byte of Q4_0 and Q4_1 the low nibble is column i, the
+// high one column 16 + i. The K types keep 32 columns or more apart; a step there has one half of its bytes.
+static inline int step_column(int step, int j) {
+#if SCALE_BYTES > 0
+    return 8 * step + j;
+#else
+    return 4 * step + (j & 3) + 16 * (j >> 2);
+#endif
+}
 
-// Reads the payload words of one step, of 16 rows; F16 has half words and no use for this.
-static inline uint16 load_step_words(WeightPair pair, int block, int step) {
-    const int offset = pair.payload_offset + (block * BLOCK_STEPS + step) * STEP_BYTES;
-    return load_words(pair.even + offset, pair.odd + offset);
+// Four weights of a K type as the bytes of a word: columns 4 * word .. 4 * word + 3 of a block, 16 rows.
+// A byte of the payload serves several blocks, which lie apart; so some words are read more than once, out of
+// the nearest cache.
+static inline uint16 load_quants(WeightPair pair, int block, int word) {
+#if defined(WEIGHT_Q4_K)
+    const int base = block / SUPER_BLOCKS * SUPER_WORDS, run = block % SUPER_BLOCKS;
+    return load_words(pair, base + run / 2 * 8 + word) >> (uint)(run % 2 * 4) & 0x0f0f0f0fu;
+#elif defined(WEIGHT_Q5_K)
+    const int base = block / SUPER_BLOCKS * SUPER_WORDS, run = block % SUPER_BLOCKS;
+    const uint16 low = load_words(pair, base + 8 + run / 2 * 8 + word) >> (uint)(run % 2 * 4);
+    const uint16 high = load_words(pair, base + word) >> (uint)run;
+    return (low & 0x0f0f0f0fu) | (high & 0x01010101u) << 4;
+#elif defined(WEIGHT_Q6_K)
+    const int base = block / (SUPER_BLOCKS / 2) * (SUPER_WORDS / 2);  // of half a super-block
+    const int run = block % (SUPER_BLOCKS / 2) / 2, place = block % 2 * 4 + word;  // 32 columns are a run
+    const uint16 low = load_words(pair, base + run % 2 * 8 + place) >> (uint)(run / 2 * 4);
+    const uint16 high = load_words(pair, base + 16 + place) >> (uint)(run * 2);
+    return (low & 0x0f0f0f0fu) | (high & 0x03030303u) << 4;
+#else
+    return load_words(pair, block * BLOCK_STEPS + word);  // not called
+#endif
 }
 
 // Asks for the payload of a step PREFETCH_BYTES ahead, once a cache line.
 static inline void prefetch_step(WeightPair pair, int block, int step) {
     const int offset = pair.payload_offset + (block * BLOCK_STEPS + step) * STEP_BYTES;
-    if (step % 2 == 0) {
+    if (STEP_BYTES > 32 || step % 2 == 0) {
         PREFETCH(pair.even + offset);
         PREFETCH(pair.odd + offset);
     }
@@ -146,13 +216,24 @@ static inline void prefetch_step(WeightPair pair, int block, int step) {
 // Unscaled weights of one step: w[j] holds column step_column(step, j) for 16 rows.
 static inline void load_step(WeightPair pair, int block, int step, float16 *w) {
     prefetch_step(pair, block, step);
-#if defined(WEIGHT_F32)
-    w[0] = as_float16(load_step_words(pair, block, step));
-#elif defined(WEIGHT_F16)
+#if defined(WEIGHT_F16)
+    w[0] = load_halves(pair, pair.payload_offset + block * STEP_BYTES);
+#elif defined(WEIGHT_BF16)
     const int offset = pair.payload_offset + block * STEP_BYTES;
-    w[0] = load_halves(pair.even + offset, pair.odd + offset);
+    const ushort16 bits = (ushort16)(vload8(0, (global const ushort *)(pair.even + offset)),
+                                     vload8(0, (global const ushort *)(pair.odd + offset)));
+    w[0] = as_float16(convert_uint16(bits) << 16);
+#elif SCALE_BYTES > 0
+    UNROLL for (int word = 0; word < 2; word++) {
+        const uint16 quants = load_quants(pair, block, 2 * step + word);
+        UNROLL for (int j = 0; j < 4; j++)
+            w[4 * word + j] = convert_float16(as_int16(quants >> (uint)(8 * j) & 255u));
+    }
 #else
-    const uint16 words = load_step_words(pair, block, step);
+    const uint16 words = load_words(pair, block * BLOCK_STEPS + step);
+#if STEP_WEIGHTS == 1
+    w[0] = as_float16(words);
+#else
     UNROLL for (int j = 0; j < STEP_WEIGHTS; j++) {
 #if STEP_WEIGHTS == 4
         w[j] = convert_float16(as_int16(words << (24 - 8 * j)) >> 24);
@@ -160,6 +241,7 @@ static inline void load_step(WeightPair pair, int block, int step, float16 *w) {
         w[j] = convert_float16(as_int16(words >> (8 * (j & 3) + 4 * (j >> 2)) & 15u));
 #endif
     }
+#endif
 #endif
 }
 

@@ -1,9 +1,9 @@
 """Matrix kernels against float64 products of the same weights, at shapes that have tails everywhere."""
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 
@@ -11,17 +11,21 @@ from mzd.device.matmul import Matmul
 from mzd.errors import FormatError
 from mzd.formats.ggml_types import GgmlType
 from mzd.formats.weight_layout import repack, unpack
+from tests.reference.blocks import random_blocks
 
 F32_TOLERANCE = 5e-6
 INT8_TOLERANCE = 1e-2
 GUARD_FLOATS = 64
 GUARD = np.float32(12345.0)
 
-F32, F16, Q8_0, Q4_0, Q4_1 = GgmlType.F32, GgmlType.F16, GgmlType.Q8_0, GgmlType.Q4_0, GgmlType.Q4_1
+F32, F16, BF16 = GgmlType.F32, GgmlType.F16, GgmlType.BF16
+Q8_0, Q4_0, Q4_1 = GgmlType.Q8_0, GgmlType.Q4_0, GgmlType.Q4_1
+K_TYPES = Q4_K, Q5_K, Q6_K = GgmlType.Q4_K, GgmlType.Q5_K, GgmlType.Q6_K
 TOKENS = [1, 2, 3, 7, 8, 9, 31, 128, 130]
 SHAPES = [
     *[(type, rows, cols) for type in (Q8_0, Q4_0, Q4_1) for rows, cols in ((1, 32), (9, 96), (24, 64))],
-    *[(type, rows, cols) for type in (F32, F16) for rows, cols in ((1, 1), (9, 33), (40, 515))],
+    *[(type, rows, cols) for type in (F32, F16, BF16) for rows, cols in ((1, 1), (9, 33), (40, 515))],
+    *[(type, rows, cols) for type in K_TYPES for rows, cols in ((1, 256), (9, 256), (41, 768))],
     (Q8_0, 8, 576),
     (Q4_0, 72, 1536),
     (Q4_1, 192, 576),
@@ -53,11 +57,6 @@ def vector_widths():
     """Register widths that this machine's compiler can build for, its own left out."""
     flags = Path("/proc/cpuinfo").read_text().split()
     return [16, *([32] if "avx2" in flags else [])]
-
-
-def random_blocks(type, rows, cols, seed):
-    weights = np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32)
-    return gguf.quants.quantize(weights, gguf.GGMLQuantizationType(int(type))).view(np.uint8)
 
 
 class Matrix:
@@ -184,9 +183,15 @@ def test_types_without_kernels_are_refused(device):
         Matmul(device, Shape(GgmlType.Q2_K, 8, 256), tokens_max=1)
 
 
-@pytest.mark.parametrize("type", [Q8_0, Q4_0, Q4_1], ids=lambda type: type.name)
-@pytest.mark.parametrize(("rows", "cols"), [(1, 32), (9, 96), (24, 64), (192, 576), (72, 1536)])
-def test_int8_products_match_float64_of_rounded_activations(device, type, rows, cols):
+INT8_SHAPES = [
+    *itertools.product([Q8_0, Q4_0, Q4_1], [(1, 32), (9, 96), (24, 64), (192, 576), (72, 1536)]),
+    *itertools.product(K_TYPES, [(1, 256), (24, 512), (41, 768)]),
+]
+
+
+@pytest.mark.parametrize(("type", "shape"), INT8_SHAPES, ids=lambda value: getattr(value, "name", value))
+def test_int8_products_match_float64_of_rounded_activations(device, type, shape):
+    rows, cols = shape
     matrix = Matrix(device, type, rows, cols)
     matmul = Matmul(device, matrix.shape, tokens_max=max(TOKENS), activations="int8")
     for tokens in TOKENS:
@@ -197,15 +202,20 @@ def test_int8_products_match_float64_of_rounded_activations(device, type, rows, 
     matrix.free()
 
 
-@pytest.mark.parametrize("type", [Q8_0, Q4_0, Q4_1], ids=lambda type: type.name)
+QUANT_BYTES = {Q8_0: slice(2, 34), Q4_0: slice(2, 18), Q4_1: slice(4, 20)}
+QUANT_BYTES |= {Q4_K: slice(16, 144), Q5_K: slice(16, 176), Q6_K: slice(0, 192)}
+
+
+@pytest.mark.parametrize("type", QUANT_BYTES, ids=lambda type: type.name)
 @pytest.mark.parametrize("fill", [0x7F, 0x80, 0xFF])
 def test_int8_sums_do_not_overflow(device, type, fill):
-    raw = random_blocks(type, 16, 64, seed=4).reshape(16, 2, -1)
-    raw[:, :, type.block_bytes - (32 if type == Q8_0 else 16) :] = fill  # all quants at one end
-    matrix = Matrix(device, type, 16, 64, raw=raw)
+    cols = 2 * type.block_weights
+    raw = random_blocks(type, 16, cols, seed=4).reshape(16, 2, -1)
+    raw[:, :, QUANT_BYTES[type]] = fill  # all quants at one end
+    matrix = Matrix(device, type, 16, cols, raw=raw)
     matmul = Matmul(device, matrix.shape, tokens_max=9, activations="int8")
     for tokens, sign in ((1, 1), (1, -1), (9, 1), (9, -1)):
-        x = np.full((tokens, 64), sign * 3.0, np.float32)
+        x = np.full((tokens, cols), sign * 3.0, np.float32)
         assert relative_error(multiply(device, matmul, matrix, x), x @ matrix.values.T) <= F32_TOLERANCE
     matrix.free()
 
@@ -248,22 +258,24 @@ def test_int8_serves_rows_whose_rounded_tokens_fill_local_memory(device):
 
 
 @pytest.mark.parametrize("vector_bytes", vector_widths())
-@pytest.mark.parametrize("type", [Q8_0, Q4_0, Q4_1], ids=lambda type: type.name)
+@pytest.mark.parametrize("type", [Q8_0, Q4_0, Q4_1, *K_TYPES], ids=lambda type: type.name)
 def test_int8_has_the_same_bits_for_every_register_width(device, type, vector_bytes):
-    matrix = Matrix(device, type, 41, 96)
+    cols = max(96, type.block_weights)
+    matrix = Matrix(device, type, 41, cols)
     native = Matmul(device, matrix.shape, tokens_max=11, activations="int8")
     narrow = Matmul(NarrowDevice(device, vector_bytes), matrix.shape, tokens_max=11, activations="int8")
     for tokens in (1, 3, 11):
-        x = activations(tokens, 96)
+        x = activations(tokens, cols)
         y = multiply(device, narrow, matrix, x)
         assert y.tobytes() == multiply(device, native, matrix, x).tobytes()
     matrix.free()
 
 
-def test_exact_products_on_narrow_registers(device):
-    matrix = Matrix(device, Q4_1, 41, 288)
+@pytest.mark.parametrize(("type", "cols"), [(Q4_1, 288), (Q6_K, 512), (BF16, 33)])
+def test_exact_products_on_narrow_registers(device, type, cols):
+    matrix = Matrix(device, type, 41, cols)
     matmul = Matmul(NarrowDevice(device, 16), matrix.shape, tokens_max=70)
     for tokens in (1, 3, 8, 70):
-        x = activations(tokens, 288)
+        x = activations(tokens, cols)
         assert relative_error(multiply(device, matmul, matrix, x), x @ matrix.values.T) <= F32_TOLERANCE
     matrix.free()
