@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from mzd.errors import FormatError
 from mzd.formats import weight_store as store
+from mzd.formats.architectures import ARCHITECTURES
 from mzd.formats.ggml_types import SUPPORTED_TYPES, GgmlType
-from mzd.formats.model_config import ModelConfig, RopeConfig
+from mzd.formats.layer_config import LayerConfig, RopeConfig
+from mzd.formats.model_config import ModelConfig
 
 TYPES = sorted(SUPPORTED_TYPES)
 SHA256 = "ab" * 32
@@ -22,10 +24,14 @@ def configs(draw):
     head_dim = draw(st.sampled_from([16, 32, 64]))
     kv_heads = draw(st.integers(1, 3))
     factors = st.lists(st.floats(0.5, 64), min_size=head_dim // 2, max_size=head_dim // 2).map(tuple)
+    ropes = st.builds(RopeConfig, st.just("pairs"), st.floats(1, 1e7), st.just(head_dim), st.none() | factors)
+    layers = st.builds(LayerConfig, st.none() | st.integers(1, 9999), st.none() | st.integers(0, 1))
+    caps = st.none() | st.floats(1, 100)
+    num_layers = draw(st.integers(1, 4))
     return ModelConfig(
-        architecture="llama",
+        architecture=draw(st.sampled_from(sorted(ARCHITECTURES))),
         name=draw(st.text(max_size=20)),
-        num_layers=draw(st.integers(1, 4)),
+        num_layers=num_layers,
         hidden_size=32 * draw(st.integers(1, 5)),
         ffn_size=32 * draw(st.integers(1, 5)),
         num_heads=kv_heads * 2,  # q is a multiple of 32 whatever the head_dim
@@ -34,7 +40,12 @@ def configs(draw):
         vocab_size=draw(st.integers(1, 50)),
         context_length=draw(st.integers(1, 2**31 - 1)),
         rms_eps=draw(st.floats(1e-7, 1e-3)),
-        rope=RopeConfig("pairs", draw(st.floats(1, 1e7)), head_dim, draw(st.none() | factors)),
+        ropes=tuple(draw(st.lists(ropes, min_size=2, max_size=2))),
+        layers=tuple(draw(st.lists(layers, min_size=num_layers, max_size=num_layers))),
+        attention_scale=draw(st.floats(0.01, 1)),
+        attention_softcap=draw(caps),
+        logit_softcap=draw(caps),
+        embedding_scale=draw(st.floats(1, 100)),
         tied_output=draw(st.booleans()),
     )
 
@@ -102,8 +113,26 @@ def test_extents_follow_each_other_and_are_aligned(index):
 
 
 def example_index(**changes):
-    rope = RopeConfig("pairs", 1e4, 16, None)
-    config = ModelConfig("llama", "x", 2, 32, 64, 2, 1, 16, 40, 128, 1e-5, rope, tied_output=True)
+    config = ModelConfig(
+        architecture="llama",
+        name="x",
+        num_layers=2,
+        hidden_size=32,
+        ffn_size=64,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        vocab_size=40,
+        context_length=128,
+        rms_eps=1e-5,
+        ropes=(RopeConfig("pairs", 1e4, 16, None),),
+        layers=(LayerConfig(window=None, rope=0), LayerConfig(window=64, rope=None)),
+        attention_scale=0.25,
+        attention_softcap=50.0,
+        logit_softcap=None,
+        embedding_scale=1.0,
+        tied_output=True,
+    )
     first = store.plan_layer(config, lambda _: GgmlType.Q8_0, store.HEADER_BYTES)
     second = store.plan_layer(config, lambda _: GgmlType.Q4_1, first.end_bytes)
     head = store.plan_head(config, lambda _: GgmlType.F16, second.end_bytes)
@@ -201,15 +230,19 @@ def test_any_bytes_with_a_right_checksum_are_refused(data):
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.sampled_from([*asdict(example_index().config), "rope.base", "rope.freq_factors"]), _scalars | st.none()
+    st.sampled_from(
+        [*asdict(example_index().config), "ropes.base", "ropes.freq_factors", "layers.window", "layers.rope"]
+    ),
+    _scalars | st.none(),
 )
 def test_a_forged_config_is_a_right_one_or_refused(field, value):
     index = example_index()
 
     def forge(fields):
         config = fields["config"]
-        if field.startswith("rope."):
-            config["rope"][field.removeprefix("rope.")] = value
+        part, _, inner = field.partition(".")
+        if inner:
+            config[part][0][inner] = value
         else:
             config[field] = value
 
@@ -232,7 +265,7 @@ def test_a_forged_config_is_a_right_one_or_refused(field, value):
         lambda fields: fields["head"].update(crc32c="3"),
         lambda fields: fields["head"].update(types={}),
         lambda fields: fields["head"]["types"].update(token_embd=250),
-        lambda fields: fields["head"]["types"].update(token_embd=int(GgmlType.Q4_K)),
+        lambda fields: fields["head"]["types"].update(token_embd=int(GgmlType.Q2_K)),
         lambda fields: fields["head"]["types"].update(token_embd=int(GgmlType.F32)),
         lambda fields: fields["source"].update(sha256=None),
         lambda fields: fields.update(tokenizer={"tokenizer.x": {}}),

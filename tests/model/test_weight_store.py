@@ -21,7 +21,8 @@ from mzd.model.importer import import_gguf
 from mzd.model.weight_store import WeightStore
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-MODELS = ["llama2l-F32", "llama-F16", "llama-Q8_0", "llama-Q4_0", "llama-Q4_1"]
+MODELS = ["llama2l-F32", "llama-F16", "llama-BF16", "llama-Q8_0", "llama-Q4_0", "llama-Q4_1"]
+MODELS += ["llamawide-Q4_K", "llamawide-Q5_K", "llamawide-Q6_K"]
 
 
 @pytest.fixture(scope="module")
