@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import trio
 
+from mzd.errors import MzdError
 from mzd.policy.units import PAGE_BYTES
 
 
@@ -48,15 +49,30 @@ class StagingPool:
         return len(self._maps) * self.slot_bytes
 
     async def acquire(self) -> StagingBuffer:
-        """Wait for a slot. Cancelled: none is held."""
+        """Wait for a slot. Cancelled: none is held.
+
+        Raises:
+            MzdError: `insufficient_memory`; the system maps no further slot, none is held.
+        """
         borrower = object()
         await self._limit.acquire_on_behalf_of(borrower)
-        address = self._free.pop() if self._free else self._map_slot()
+        try:
+            address = self._free.pop() if self._free else self._map_slot()
+        except MzdError:
+            self._limit.release_on_behalf_of(borrower)
+            raise
         self._held.add(address)
         return StagingBuffer(address, self.slot_bytes, self, borrower)
 
     def _map_slot(self) -> int:
-        slot = mmap.mmap(-1, self.slot_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            slot = mmap.mmap(-1, self.slot_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MzdError(
+                "insufficient_memory",
+                f"the system maps no {self.slot_bytes} bytes to read payloads into: {error.strerror}",
+                requested_bytes=self.slot_bytes,
+            ) from error
         address = ctypes.addressof(ctypes.c_char.from_buffer(slot))
         self._maps[address] = slot
         return address
