@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +30,7 @@ from mzd.messages.restore_path import (
     RestoreFailed,
     RestoreOutcome,
 )
-from mzd.policy.eviction_planner import EvictionPlan, Order, plan_eviction
+from mzd.policy.eviction_planner import Destination, EvictionPlan, Order, plan_eviction
 from mzd.policy.profile import UnitTimes
 from mzd.policy.residency import UnitState
 from mzd.policy.restore_planner import RestorePlan, intact_tokens, plan_restore
@@ -102,11 +102,12 @@ class Allocator:
         """The table; everybody else may only read it."""
         return self.restore_parts.units
 
-    def snapshot(self, *, storage_failed: bool = False) -> MemorySnapshot:
-        """All units now."""
+    def snapshot(self, failed: Set[Destination] = frozenset()) -> MemorySnapshot:
+        """All units now; ways out that have `failed` are shown as closed."""
         storage = self.restore_parts.storage.statistics()
-        left = 0 if storage_failed else max(0, storage.quota_bytes - storage.swap_bytes)
-        return self.units.snapshot(left)
+        left = 0 if Destination.FLASH in failed else max(0, storage.quota_bytes - storage.swap_bytes)
+        snapshot = self.units.snapshot(left)
+        return snapshot.without_compression() if Destination.RAM in failed else snapshot
 
     async def run(self) -> None:
         """Serve until the inbox closes."""
@@ -242,9 +243,7 @@ class Allocator:
         cache.in_use = True
         try:
             plan = self._plan_restore(cache, message)
-            await self._collect_garbage()
             message.replies.planned.set(_restored_bytes(plan))
-            self.baseline.settle()
             trace = await self._run_restore(cache, message, plan)
         except MzdError as error:
             if not message.replies.planned.is_settled:
@@ -293,8 +292,11 @@ class Allocator:
             abandoned=message.restore_id in self._abandoned,
         )
         self._abandoned.discard(message.restore_id)
+        # Before anything is awaited: when its request ends meanwhile, the plan must not run over a cut cache.
         self._running = operation
         try:
+            await self._collect_garbage()
+            self.baseline.settle()
             await self._wait_for_memory(operation, plan.allocate_bytes)
             await operation.run()
         finally:
@@ -342,10 +344,7 @@ class Allocator:
         )
         if self.units.in_use:
             operation.warnings.append("in_use")
-        try:
-            await operation.run()
-        except MzdError as error:  # no memory even for one payload: say what was freed until then
-            operation.warnings.append(error.code)
+        await operation.run()
         await self.evict_parts.workers.run(native.trim_heap)
         outcome = operation.outcome(self.resident_bytes())
         log.info(
@@ -359,14 +358,16 @@ class Allocator:
         )
         return outcome
 
-    def _plan_eviction(self, context: str | None, goal_bytes: int, storage_failed: bool) -> EvictionPlan:
-        snapshot = self.snapshot(storage_failed=storage_failed)
+    def _plan_eviction(
+        self, context: str | None, goal_bytes: int, failed: Set[Destination] = frozenset()
+    ) -> EvictionPlan:
+        snapshot = self.snapshot(failed)
         if context is not None:
             snapshot = snapshot.limited_to(context)
         return plan_eviction(snapshot, goal_bytes, self.settings.times, order=self.settings.eviction_order)
 
     def _dry_run(self, message: Evict) -> EvictOutcome:
-        plan = self._plan_eviction(message.context, message.goal_bytes, False)
+        plan = self._plan_eviction(message.context, message.goal_bytes)
         return EvictOutcome(
             requested_bytes=message.goal_bytes,
             freed_bytes=plan.freed_bytes,

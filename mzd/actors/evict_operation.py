@@ -5,7 +5,7 @@ A part of the allocator actor: it runs in the allocator's task and changes the a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, groupby
@@ -69,29 +69,32 @@ class EvictParts:
 class EvictOperation:
     """One eviction. `run` may be called once.
 
-    Bad luck (no space on flash, a chunk that the codec refuses) sends the rest another way: `plan` is asked
-    again with the table as it then is, until the goal is met or a round frees nothing.
+    Bad luck (no space on flash, no memory for a payload, a chunk that the codec refuses) sends the rest
+    another way: `plan` is asked again with the table as it then is and without the ways that have failed,
+    until the goal is met or a round frees nothing.
     """
 
     goal_bytes: int
-    plan: Callable[[int, bool], EvictionPlan]
+    plan: Callable[[int, Set[Destination]], EvictionPlan]
     parts: EvictParts
     ends: EvictEnds
     freed_bytes: int = 0
     exhausted: bool = False
     warnings: list[str] = field(default_factory=list)
     done: list[Step] = field(default_factory=list)
-    storage_failed: bool = False
+    failed: set[Destination] = field(default_factory=set)
     _batch_ids: Iterator[int] = field(default_factory=count)
 
     async def run(self) -> None:
         """Carry the plan out, and what has to take its place."""
         while self.freed_bytes < self.goal_bytes:
-            before = self.freed_bytes
-            plan = self.plan(self.goal_bytes - self.freed_bytes, self.storage_failed)
+            before, num_failed = self.freed_bytes, len(self.failed)
+            plan = self.plan(self.goal_bytes - self.freed_bytes, self.failed)
             self._warn(plan.warnings)
             for window in _windows(plan.steps, self.parts.units.kv_sizes.chunk_bytes):
                 await self._carry_out(window)
+            if len(self.failed) > num_failed:
+                continue  # what this plan could not do may go the other way
             if plan.exhausted or self.freed_bytes == before:
                 self.exhausted = plan.exhausted or not plan.steps
                 return
@@ -125,18 +128,24 @@ class EvictOperation:
         self.done.append(step)
         self.freed_bytes += step.freed_bytes
 
+    def _as_it_was(self, step: Step, left: Sequence[Lease]) -> Step:
+        """A chunk whose payload was planned and could not be made leaves whole: that frees more."""
+        return step._replace(freed_bytes=self.parts.units.kv_sizes.chunk_bytes) if left else step
+
     # Let go.
 
     async def _let_go(self, steps: Sequence[Step]) -> None:
         leases: list[Lease] = []
         for step in steps:
             if isinstance(step.unit, KvUnit):
-                leases += self._drop_chunk(step.unit)
+                left = self._drop_chunk(step.unit)
+                self._note(self._as_it_was(step, left))
+                leases += left
             else:
                 unit = self.parts.units.whole(step.unit)
                 unit.apply(Event.DROP)
                 leases.append(unit.take_lease())
-            self._note(step)
+                self._note(step)
         if leases:
             await self.parts.workers.run(self.parts.memory.release, leases)
 
@@ -157,6 +166,7 @@ class EvictOperation:
     # To RAM.
 
     async def _send_compressions(self, steps: Sequence[Step], pending: Pending) -> None:
+        steps = self._push_payloads(steps)
         share = -(-len(steps) // self.parts.compress_threads)
         for start in range(0, len(steps), max(1, share)):
             batch = steps[start : start + share]
@@ -164,22 +174,27 @@ class EvictOperation:
             pending[message.batch_id] = partial(self._compressed, batch)
             await self.ends.compressions.send(message)
 
-    def _compression(self, steps: Sequence[Step]) -> CompressChunks:
-        sizes = self.parts.units.kv_sizes
-        addresses, payloads = [], []
-        for unit in _kv_units(steps):
+    def _push_payloads(self, steps: Sequence[Step]) -> Sequence[Step]:
+        """Start compressing, as far as there is memory for payloads; the steps that have begun."""
+        payload_bytes = self.parts.codec.payload_bytes(self.parts.units.kv_sizes.chunk_bytes)
+        for i, unit in enumerate(_kv_units(steps)):
             cache, place = self._where(unit)
+            try:
+                slot = self.parts.payloads.push(payload_bytes)
+            except MzdError as error:
+                self._way_failed(Destination.RAM, error)
+                return steps[:i]
             cache.apply(place, Event.COMPRESS)
-            cache.payloads[place] = self.parts.payloads.push(
-                self.parts.codec.payload_bytes(sizes.chunk_bytes)
-            )
-            addresses.append(cache.leases[place].address)
-            payloads.append(cache.payloads[place].address)
+            cache.payloads[place] = slot
+        return steps
+
+    def _compression(self, steps: Sequence[Step]) -> CompressChunks:
+        where = [self._where(unit) for unit in _kv_units(steps)]
         return CompressChunks(
             next(self._batch_ids),
-            np.array(addresses, np.uint64),
-            np.array(payloads, np.uint64),
-            sizes.chunk_bytes,
+            np.array([cache.leases[place].address for cache, place in where], np.uint64),
+            np.array([cache.payloads[place].address for cache, place in where], np.uint64),
+            self.parts.units.kv_sizes.chunk_bytes,
         )
 
     async def _compressed(self, steps: Sequence[Step], fact: ChunksCompressed) -> list[Lease]:
@@ -210,13 +225,13 @@ class EvictOperation:
             await self.ends.writes.send(message)
 
     async def _allocate_slots(self, steps: Sequence[Step]) -> list[SlotWrite] | None:
-        if self.storage_failed:
+        if Destination.FLASH in self.failed:
             return None
         try:
             chunks = [self._new_chunk(unit) for unit in _kv_units(steps)]
             return await self.parts.workers.run(self.parts.storage.allocate, chunks)
         except MzdError as error:
-            self._storage_failed(error)
+            self._way_failed(Destination.FLASH, error)
             return None
 
     def _new_chunk(self, unit: KvUnit) -> NewChunk:
@@ -249,13 +264,14 @@ class EvictOperation:
         leases = []
         for step, unit, error in zip(steps, _kv_units(steps), errors, strict=True):
             if error is None:
-                leases += self._left_ram(unit)
-                self._note(step)
+                left = self._left_ram(unit)
+                self._note(self._as_it_was(step, left))
+                leases += left
             else:
                 cache, place = self._where(unit)
                 spilling = cache.state(place) is UnitState.SPILLING
                 cache.apply(place, Event.SPILL_FAILED if spilling else Event.WRITE_FAILED)
-                self._storage_failed(error)
+                self._way_failed(Destination.FLASH, error)
         return leases
 
     def _commit(self, writes: Sequence[SlotWrite], fact: ChunksWritten) -> list[MzdError | None]:
@@ -280,9 +296,9 @@ class EvictOperation:
         cache.copies[place] = CopyKind.STORED
         return [cache.leases.pop(place)]
 
-    def _storage_failed(self, error: MzdError) -> None:
-        """Eviction goes on without flash and frees what RAM alone allows."""
-        self.storage_failed = True
+    def _way_failed(self, way: Destination, error: MzdError) -> None:
+        """Eviction goes on without flash, or without RAM, and frees what the other alone allows."""
+        self.failed.add(way)
         self._warn([error.code])
 
 

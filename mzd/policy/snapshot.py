@@ -159,3 +159,8 @@ class MemorySnapshot:
         weights = replace(self.weights, protected=np.ones_like(self.weights.protected))
         contexts = tuple(c if c.context == name else replace(c, pinned=True) for c in self.contexts)
         return replace(self, weights=weights, head=replace(self.head, protected=True), contexts=contexts)
+
+    def without_compression(self) -> MemorySnapshot:
+        """The same picture with no chunk that could be compressed: there is no memory for payloads."""
+        refused = (replace(c, incompressible=np.ones_like(c.incompressible)) for c in self.contexts)
+        return replace(self, contexts=tuple(refused))
