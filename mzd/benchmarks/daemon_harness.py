@@ -117,7 +117,7 @@ class BenchDaemon:
         )
         await replies.outcome.get()
         await trio.to_thread.run_sync(self._lay_out_kv)
-        await self.system.compute.finish(context, self._tokens)
+        await self._finish()
 
     def _lay_out_kv(self) -> None:
         chunk_bytes = self.parts.units.kv_sizes.chunk_bytes
@@ -166,7 +166,7 @@ class BenchDaemon:
         )
         await replies.outcome.get()
         elapsed_s = time.perf_counter() - start_s
-        await self.system.compute.finish(self._context, self._tokens)
+        await self._finish()
         return elapsed_s
 
     async def ask(self) -> Asked:
@@ -199,10 +199,15 @@ class BenchDaemon:
         int(logits.argmax())
         ttft_s = time.perf_counter() - start_s
         outcome = await replies.outcome.get()
-        await compute.finish(self._context, self._tokens)
+        await self._finish()
         trace = self.allocator.last_trace if outcome.restored_bytes else None
         assert trace is None or trace is not before
         return Asked(ttft_s, logits, trace, done.end_ns)
+
+    async def _finish(self) -> None:
+        """End the request, forget its tokens; an empty eviction behind it tells when that has been done."""
+        await self.system.compute.finish(self._context, self._tokens)
+        await self.evict(0)
 
     async def clear(self) -> None:
         """Give all memory back."""

@@ -11,7 +11,7 @@ from typing import BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mzd.formats.architectures import ARCHITECTURES, HEAD_TENSORS, SizeName, TensorRule
+from mzd.formats.architectures import ARCHITECTURES, HEAD_TENSORS, TensorRule
 from mzd.formats.ggml_types import GgmlType
 from mzd.formats.model_config import head_tensor_name, layer_tensor_name
 
@@ -25,9 +25,10 @@ _PATTERN_WEIGHTS: Final = (1 << 20) + 7
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The shape of a llama model with a tied embedding; names as in `ModelConfig`."""
+    """The shape of a model with a tied embedding; names as in `ModelConfig`."""
 
     name: str
+    architecture: str
     num_layers: int
     hidden_size: int
     ffn_size: int
@@ -37,49 +38,50 @@ class Geometry:
     vocab_size: int
     context_length: int
 
-    def size(self, name: SizeName) -> int:
-        """The length that a dimension of this name has."""
-        sizes: dict[SizeName, int] = {
+    def dims(self, rule: TensorRule) -> list[int]:
+        """The dimensions of a tensor, in GGUF order."""
+        sizes = {
             "hidden": self.hidden_size,
             "ffn": self.ffn_size,
             "q": self.num_heads * self.head_dim,
             "kv": self.num_kv_heads * self.head_dim,
+            "head": self.head_dim,
             "vocab": self.vocab_size,
         }
-        return sizes[name]
+        return [sizes[name] for name in rule.dims]
 
     def metadata(self) -> Mapping[str, str | int | float]:
         """The keys that a reader needs."""
-        return {
-            "general.architecture": "llama",
-            "general.name": self.name,
-            "llama.block_count": self.num_layers,
-            "llama.context_length": self.context_length,
-            "llama.embedding_length": self.hidden_size,
-            "llama.feed_forward_length": self.ffn_size,
-            "llama.attention.head_count": self.num_heads,
-            "llama.attention.head_count_kv": self.num_kv_heads,
-            "llama.attention.key_length": self.head_dim,
-            "llama.attention.value_length": self.head_dim,
-            "llama.attention.layer_norm_rms_epsilon": 1e-6,
-            "llama.rope.dimension_count": self.head_dim,
-            "llama.rope.freq_base": 1e6,
+        sizes = {
+            "block_count": self.num_layers,
+            "context_length": self.context_length,
+            "embedding_length": self.hidden_size,
+            "feed_forward_length": self.ffn_size,
+            "attention.head_count": self.num_heads,
+            "attention.head_count_kv": self.num_kv_heads,
+            "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+            "rope.dimension_count": self.head_dim,
+            "rope.freq_base": 1e6,
         }
+        named = {f"{self.architecture}.{key}": value for key, value in sizes.items()}
+        return {"general.architecture": self.architecture, "general.name": self.name, **named}
 
     def tensors(self) -> Iterator[tuple[str, TensorRule]]:
         """All tensors, in the order in which they are written."""
         for rule in HEAD_TENSORS:
             yield head_tensor_name(rule), rule
         for layer in range(self.num_layers):
-            for rule in ARCHITECTURES["llama"].layer_tensors:
+            for rule in ARCHITECTURES[self.architecture].layer_tensors:
                 yield layer_tensor_name(layer, rule), rule
 
 
 GEOMETRIES: Final[Mapping[str, Geometry]] = {
     geometry.name: geometry
     for geometry in (
-        Geometry("qwen3-0.6b-shape", 28, 1024, 3072, 16, 8, 128, 151_936, 40_960),
-        Geometry("exaone-4.0-1.2b-shape", 30, 2048, 4096, 32, 8, 64, 102_400, 65_536),
+        Geometry("qwen3-0.6b-shape", "llama", 28, 1024, 3072, 16, 8, 128, 151_936, 40_960),
+        Geometry("exaone-4.0-1.2b-shape", "llama", 30, 2048, 4096, 32, 8, 64, 102_400, 65_536),
     )
 }
 """Shapes of the paper's models as plain llama models: without their norms of Q and K (and, of the second,
@@ -103,7 +105,7 @@ def _header(geometry: Geometry) -> bytes:
     parts += [_string(key) + _value(value) for key, value in metadata.items()]
     offset_bytes = 0
     for name, rule in tensors:
-        dims = [geometry.size(dim) for dim in rule.dims]
+        dims = geometry.dims(rule)
         kind = GgmlType.F32 if rule.is_vector else GgmlType.F16
         parts.append(_string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset_bytes))
         offset_bytes += _aligned(int(np.prod(dims)) * kind.block_bytes)
@@ -133,7 +135,7 @@ def _pad(file: BinaryIO) -> None:
 
 
 def _write_tensor(file: BinaryIO, geometry: Geometry, rule: TensorRule, pattern: NDArray[np.float32]) -> None:
-    dims = [geometry.size(dim) for dim in rule.dims]
+    dims = geometry.dims(rule)
     if rule.is_vector:
         file.write(np.ones(dims, "<f4").tobytes())
         return

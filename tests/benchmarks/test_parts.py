@@ -108,7 +108,7 @@ def test_laying_out_repeats_the_drawn_chunks():
 
 
 def test_a_synthetic_model_is_a_model(tmp_path):
-    geometry = Geometry("small", 2, 64, 96, 4, 2, 16, 128, 512)
+    geometry = Geometry("small", "llama", 2, 64, 96, 4, 2, 16, 128, 512)
     write_model(tmp_path / "a.gguf", geometry, seed=1)
     write_model(tmp_path / "b.gguf", geometry, seed=1)
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
@@ -124,7 +124,10 @@ def test_a_synthetic_model_is_a_model(tmp_path):
 
 def test_geometries_have_the_sizes_of_the_paper():
     qwen = GEOMETRIES["qwen3-0.6b-shape"]
-    assert (qwen.num_layers, qwen.size("q"), qwen.size("kv"), qwen.vocab_size) == (28, 2048, 1024, 151_936)
+    assert (qwen.num_layers, qwen.hidden_size, qwen.vocab_size) == (28, 1024, 151_936)
+    shapes = dict(qwen.tensors())
+    assert qwen.dims(shapes["blk.27.attn_q.weight"]) == [1024, 2048]
+    assert qwen.dims(shapes["blk.0.attn_k.weight"]) == [1024, 1024]
 
 
 def test_every_bench_has_a_picture():
