@@ -150,8 +150,6 @@ class TestUnsupported:
         message = refusal(file, "unsupported_type")
         assert f"'token_embd.weight' has the unsupported type {type.name}" in message
 
-    def test_fixtures_of_other_architectures(self):
-
     def test_mixtures_of_experts(self):
         file = tiny_llama().with_metadata(llama__expert_count=(U32, 8))
         assert "mixture of 8 experts" in refusal(file, "unsupported_architecture")
