@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import trio
 
 from mzd.daemon.conversations import Conversation, Conversations
@@ -20,6 +19,7 @@ from mzd.memory.context_archive import ContextArchive
 from mzd.messages import requests
 from mzd.messages.evict_path import DropContext, Evict, EvictOutcome
 from mzd.messages.reply import Reply
+from mzd.messages.restore_path import RestoreOutcome
 from mzd.model.chat_template import ChatTemplate
 from mzd.model.text_stream import StopStrings
 from mzd.model.tokenizer import Tokenizer
@@ -173,25 +173,37 @@ class Service:
                 if params.context is not None
                 else self.conversations.last_used()
             )
-            name = conversation.name if conversation is not None else ""
-            computed = conversation.computed if conversation is not None else 0
-            ids = conversation.computed_ids() if conversation is not None else np.empty(0, np.uint32)
-            restore_id, replies = await self.compute.restore(
-                name, keep_tokens=computed, capacity_tokens=computed, announce=False
-            )
-            try:
-                outcome = await replies.outcome.get()
-            except trio.Cancelled:
-                with trio.CancelScope(shield=True):
-                    await self.compute.abandon(restore_id)
-                raise
-            finally:
-                with trio.CancelScope(shield=True):
-                    await self.compute.finish(name, ids)
+            outcome = await self._bring_back(conversation or Conversation(""))
         return {
             "restored_bytes": outcome.restored_bytes,
             "resident_bytes": self.status_reporter.resident_bytes(),
         }
+
+    async def _bring_back(self, conversation: Conversation) -> RestoreOutcome:
+        """Restore a context; what a damaged chunk held is computed when it is asked for."""
+        while True:
+            try:
+                return await self._restore(conversation)
+            except MzdError as error:
+                keep_tokens = int(error.data.get("keep_tokens", conversation.computed))
+                if error.code != "corrupt_chunk" or keep_tokens >= conversation.computed:
+                    raise
+                conversation.computed = keep_tokens
+
+    async def _restore(self, conversation: Conversation) -> RestoreOutcome:
+        computed = conversation.computed
+        restore_id, replies = await self.compute.restore(
+            conversation.name, keep_tokens=computed, capacity_tokens=computed, announce=False
+        )
+        try:
+            return await replies.outcome.get()
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True):
+                await self.compute.abandon(restore_id)
+            raise
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.compute.finish(conversation.name, conversation.computed_ids())
 
     async def status(self, params: requests.NoParams, call: Call) -> dict[str, Any]:
         """One screen of everything; wakes nothing."""
