@@ -135,7 +135,7 @@ class RestoreOperation:
 
     async def _dispatch(self) -> None:
         try:
-            if not self.parts.overlap.allocates_ahead:
+            if not (self.parts.overlap.allocates_ahead or self._stopped):
                 await self._populate(list(self._leases), None)
             for layer in self.plan.layers:
                 if self._stopped:
