@@ -11,10 +11,12 @@ typedef struct {
     int fd;
     mzd_array offsets, addresses, sizes;
     mzd_array crcs, seeds; /* empty if not asked for */
+    mzd_extent *extents;
     int32_t *results;
 } transfer_batch;
 
-typedef int (*extent_call)(int fd, const mzd_extent *extent, uint32_t *crc);
+typedef void (*extents_call)(int fd, const mzd_extent *extents, size_t count, uint32_t *crcs,
+                             int32_t *results);
 
 static void batch_release(transfer_batch *work)
 {
@@ -23,6 +25,7 @@ static void batch_release(transfer_batch *work)
     mzd_array_release(&work->sizes);
     mzd_array_release(&work->crcs);
     mzd_array_release(&work->seeds);
+    PyMem_Free(work->extents);
     PyMem_Free(work->results);
 }
 
@@ -77,17 +80,14 @@ static void start_checksums(transfer_batch *work)
         memset(work->crcs.view.buf, 0, work->crcs.count * sizeof(uint32_t));
 }
 
-static void transfer_all(const transfer_batch *work, extent_call call)
+static void list_extents(const transfer_batch *work)
 {
-    uint32_t *crcs = work->crcs.view.buf;
-    for (size_t i = 0; i < work->offsets.count; i++) {
-        const mzd_extent extent = {
+    for (size_t i = 0; i < work->offsets.count; i++)
+        work->extents[i] = (mzd_extent){
             .offset_bytes = (int64_t)mzd_u64_items(&work->offsets)[i],
             .address = (uint8_t *)(uintptr_t)mzd_u64_items(&work->addresses)[i],
             .size_bytes = (size_t)mzd_u64_items(&work->sizes)[i],
         };
-        work->results[i] = call(work->fd, &extent, work->crcs.view.obj != NULL ? &crcs[i] : NULL);
-    }
 }
 
 static PyObject *list_of_results(const transfer_batch *work)
@@ -103,19 +103,22 @@ static PyObject *list_of_results(const transfer_batch *work)
     return list;
 }
 
-static PyObject *run_batch(transfer_batch *work, extent_call call)
+static PyObject *run_batch(transfer_batch *work, extents_call call)
 {
-    work->results = PyMem_Calloc(work->offsets.count + 1, sizeof(int32_t));
-    if (work->results == NULL)
+    const size_t count = work->offsets.count;
+    work->extents = PyMem_Calloc(count + 1, sizeof(mzd_extent));
+    work->results = PyMem_Calloc(count + 1, sizeof(int32_t));
+    if (work->extents == NULL || work->results == NULL)
         return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS
+    list_extents(work);
     start_checksums(work);
-    transfer_all(work, call);
+    call(work->fd, work->extents, count, work->crcs.view.buf, work->results);
     Py_END_ALLOW_THREADS
     return list_of_results(work);
 }
 
-static PyObject *transfer_extents(PyObject *args, PyObject *kwargs, extent_call call)
+static PyObject *transfer_extents(PyObject *args, PyObject *kwargs, extents_call call)
 {
     static char *names[] = {"fd", "offsets", "addresses", "sizes", "crc_out", "seeds", NULL};
     PyObject *offsets, *addresses, *sizes, *crc_out = Py_None, *seeds = Py_None, *list = NULL;
@@ -133,13 +136,13 @@ static PyObject *transfer_extents(PyObject *args, PyObject *kwargs, extent_call 
 static PyObject *read_extents(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     (void)self;
-    return transfer_extents(args, kwargs, mzd_read_extent);
+    return transfer_extents(args, kwargs, mzd_read_extents);
 }
 
 static PyObject *write_extents(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     (void)self;
-    return transfer_extents(args, kwargs, mzd_write_extent);
+    return transfer_extents(args, kwargs, mzd_write_extents);
 }
 
 static PyObject *set_io_fault(PyObject *self, PyObject *args)
