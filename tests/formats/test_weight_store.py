@@ -15,7 +15,7 @@ from mzd.formats.ggml_types import SUPPORTED_TYPES, GgmlType
 from mzd.formats.layer_config import LayerConfig, RopeConfig
 from mzd.formats.model_config import ModelConfig
 
-TYPES = sorted(SUPPORTED_TYPES)
+TYPES = [type for type in sorted(SUPPORTED_TYPES) if type.block_weights <= 32]  # of the rows drawn here
 SHA256 = "ab" * 32
 
 
