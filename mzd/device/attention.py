@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from mzd.device.kernel import BoundKernel
@@ -30,16 +31,35 @@ _QUERIES_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The numbers of a model that attention depends on. `head_dim` is a multiple of 8."""
+    """The numbers of a layer that attention depends on.
+
+    Attributes:
+        head_dim: a multiple of 8.
+        scale: factor of q . k; None: 1 / sqrt(head_dim).
+        softcap: a score s becomes softcap * tanh(s / softcap); None: it stays.
+        window: position i sees position j only where i - j < window; None: every j <= i.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    scale: float | None = None
+    softcap: float | None = None
+    window: int | None = None
 
     @property
     def group(self) -> int:
         """Query heads that share one K/V head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of q . k."""
+        return 1.0 / math.sqrt(self.head_dim) if self.scale is None else self.scale
+
+    def first_chunk(self, position: int) -> int:
+        """The first chunk of which a token at `position`, or a later one, sees anything."""
+        return 0 if self.window is None else max(position - self.window + 1, 0) // CHUNK_TOKENS
 
     @property
     def tile_tokens(self) -> int:
@@ -55,12 +75,18 @@ class AttentionPlan:
         tile_tokens: query tokens of one work-item.
         num_splits: parts of the context, merged afterwards if more than one.
         split_chunks: chunks of one part.
+        first_chunk: where the first part begins; chunks before it are seen by no token of the step.
     """
 
     num_tokens: int
     tile_tokens: int
     num_splits: int
     split_chunks: int
+    first_chunk: int
+
+    def step(self, position: int) -> tuple[int, int, int, int, int]:
+        """What the kernels read of a step whose first token is at `position`."""
+        return position, self.num_tokens, self.num_splits, self.split_chunks, self.first_chunk
 
     @property
     def num_tiles(self) -> int:
@@ -75,16 +101,22 @@ def plan_attention(
 
     Tokens fill the device first; the context is split only as far as they do not.
     """
-    tile_tokens = _tile_tokens(shape, num_tokens)
-    num_chunks = -(-context_tokens // CHUNK_TOKENS)
+    first_chunk = shape.first_chunk(context_tokens - num_tokens)
+    num_chunks = -(-context_tokens // CHUNK_TOKENS) - first_chunk
     split_chunks = -(-num_chunks // min(_splits_wanted(shape, num_tokens, compute_units), num_chunks))
-    return AttentionPlan(num_tokens, tile_tokens, -(-num_chunks // split_chunks), split_chunks)
+    return AttentionPlan(
+        num_tokens=num_tokens,
+        tile_tokens=_tile_tokens(shape, num_tokens),
+        num_splits=-(-num_chunks // split_chunks),
+        split_chunks=split_chunks,
+        first_chunk=first_chunk,
+    )
 
 
 def partials_bytes(
     shape: AttentionShape, *, tokens_max: int, context_tokens_max: int, compute_units: int
 ) -> int:
-    """Bytes of partial results that any step needs, 0 where none is split."""
+    """Bytes of partial results that any step needs, 0 where none is split; a window needs no more."""
     chunks_max = -(-context_tokens_max // CHUNK_TOKENS)
     splits = {n: min(_splits_wanted(shape, n, compute_units), chunks_max) for n in range(1, tokens_max + 1)}
     rows = max(n * num_splits if num_splits > 1 else 0 for n, num_splits in splits.items())
@@ -105,7 +137,7 @@ class Attention:
     """Attention of one layer: kernels with their arguments set, for any step.
 
     Args:
-        step_address: (4,) int32: position, tokens, splits, chunks a split; read by the kernels.
+        step_address: (5,) int32, `AttentionPlan.step`; read by the kernels.
         chunk_table_address: (chunks,) uint64 addresses of the layer's chunks.
         q_address, out_address: (tokens, num_heads, head_dim) float32.
         partials_address: room for `partials_bytes`.
@@ -171,6 +203,9 @@ def _build(device: OpenClDevice, shape: AttentionShape, tile: int) -> Program:
         QK_VECTORS=blocks.qk_vectors,
         PV_QUERIES=blocks.pv_queries,
         PV_CHANNELS=blocks.pv_channels,
+        SCALE=shape.score_scale,
+        **({} if shape.softcap is None else {"SOFTCAP": shape.softcap}),
+        **({} if shape.window is None else {"WINDOW": shape.window}),
     )
 
 

@@ -8,7 +8,7 @@ from mzd.formats.weight_store import TensorSpec
 
 
 class Embedding:
-    """x[t] = row tokens[t] of a packed matrix, as float32.
+    """x[t] = scale * row tokens[t] of a packed matrix, as float32.
 
     Args:
         spec: the matrix in its unit.
@@ -17,7 +17,13 @@ class Embedding:
     """
 
     def __init__(
-        self, device: OpenClDevice, spec: TensorSpec, *, tokens_address: int, x_address: int
+        self,
+        device: OpenClDevice,
+        spec: TensorSpec,
+        *,
+        tokens_address: int,
+        x_address: int,
+        scale: float = 1.0,
     ) -> None:
         layout = group_layout(spec.type, spec.cols)
         program = device.build(
@@ -26,6 +32,7 @@ class Embedding:
             GROUP_BYTES=layout.size_bytes,
             HEADER_BYTES=layout.header_bytes,
             **{f"TYPE_{spec.type.name}": 1},
+            **({} if scale == 1.0 else {"SCALE": scale}),
         )
         self._kernel = device.kernel(program, "embed")
         self._kernel.set_address(0, tokens_address)

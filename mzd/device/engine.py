@@ -14,7 +14,7 @@ from mzd.device.layer_graph import LayerGraph
 from mzd.device.matmul import Activations
 from mzd.device.opencl import OpenClDevice
 from mzd.device.rope import RopeAngles
-from mzd.device.step_buffers import StepBuffers, StepLimits, attention_shape
+from mzd.device.step_buffers import StepBuffers, StepLimits, attention_shape, attention_shapes
 from mzd.errors import MzdError
 from mzd.formats.model_config import ModelConfig
 from mzd.formats.weight_store import StoreIndex
@@ -64,14 +64,18 @@ class Engine:
         self._config = index.config
         self._limits = StepLimits(ubatch_tokens_max, context_tokens_max, logit_rows_max)
         self._buffers = StepBuffers(device, index.config, self._limits)
-        self._angles = RopeAngles(index.config.rope)
+        self._angles = [RopeAngles(rope) for rope in index.config.ropes]
+        self._shapes = attention_shapes(index.config)
         self._layers = [
             LayerGraph(device, index.config, extent, layer, self._buffers, activations)
             for layer, extent in enumerate(index.layers)
         ]
+        self._shape_numbers = [
+            self._shapes.index(attention_shape(index.config, layer)) for layer in index.config.layers
+        ]
         self._head = HeadGraph(device, index.config, index.head, self._buffers, activations)
         self._num_chunks = [0] * len(self._layers)
-        self._plan: AttentionPlan | None = None
+        self._plans: list[AttentionPlan] = []  # one for each shape while a step runs, else none
         self._next_layer = 0
         self._context_tokens = 0
         self._num_logit_rows = 0
@@ -98,7 +102,7 @@ class Engine:
             ValueError: more chunks than the longest context has.
             RuntimeError: the running step has already enqueued the layer.
         """
-        if self._plan is not None and layer < self._next_layer:
+        if self._plans and layer < self._next_layer:
             raise RuntimeError(f"layer {layer} bound again while a step uses it")
         if len(chunk_addresses) > self._limits.chunks:
             raise ValueError(f"{len(chunk_addresses)} chunks, at most {self._limits.chunks}")
@@ -131,7 +135,8 @@ class Engine:
         Args:
             tokens: (n,) int32, 1 <= n <= ubatch_tokens_max.
             position: tokens of the context before these; their K and V are in the chunks.
-            embeddings: (n, hidden) float32, the tokens' embedding rows; None takes them from the bound head.
+            embeddings: (n, hidden) float32, the matrix's rows of the tokens; None takes them from the bound
+                head.
 
         Raises:
             ValueError: too many tokens, none, an id outside the vocabulary, or past the context's end.
@@ -140,20 +145,15 @@ class Engine:
         self._check_idle()
         self._check_step(tokens, position)
         num_tokens = len(tokens)
-        plan = plan_attention(
-            attention_shape(self._config),
-            num_tokens=num_tokens,
-            context_tokens=position + num_tokens,
-            compute_units=self._device.compute_units,
-        )
-        self._buffers.step[:] = (position, num_tokens, plan.num_splits, plan.split_chunks)
-        self._angles.write(self._buffers.angles[:num_tokens], position)
+        plans = self._write_plans(num_tokens, position)
+        for angles, out in zip(self._angles, self._buffers.angles, strict=True):
+            angles.write(out[:num_tokens], position)
         if embeddings is None:
             self._buffers.tokens[:num_tokens] = tokens
             self._head.enqueue_embedding(num_tokens)
         else:
-            self._buffers.x[:num_tokens] = embeddings
-        self._plan = plan
+            np.multiply(embeddings, self._config.embedding_scale, out=self._buffers.x[:num_tokens])
+        self._plans = plans
         self._next_layer = 0
         self._context_tokens = position + num_tokens
         self._num_logit_rows = 0
@@ -165,12 +165,12 @@ class Engine:
             RuntimeError: no step is running, it is not that layer's turn, or the layer's weights or the
                 chunks for the step's tokens are not bound.
         """
-        if self._plan is None or layer != self._next_layer:
+        if not self._plans or layer != self._next_layer:
             raise RuntimeError(f"layer {layer} enqueued, expected {self._next_layer} of a running step")
         needed = -(-self._context_tokens // CHUNK_TOKENS)
         if self._num_chunks[layer] < needed:
             raise RuntimeError(f"layer {layer} has {self._num_chunks[layer]} chunks bound, needs {needed}")
-        self._layers[layer].enqueue(self._plan)
+        self._layers[layer].enqueue(self._plans[self._shape_numbers[layer]])
         self._next_layer += 1
 
     def enqueue_head(self, rows: LogitRows) -> None:
@@ -180,12 +180,13 @@ class Engine:
             RuntimeError: layers are missing, or the head is not bound.
             ValueError: more rows than `logit_rows_max`.
         """
-        if self._plan is None or self._next_layer != len(self._layers):
+        if not self._plans or self._next_layer != len(self._layers):
             raise RuntimeError(f"head enqueued after {self._next_layer} of {len(self._layers)} layers")
-        num_rows = self._plan.num_tokens if rows == "all" else 1
+        num_tokens = self._plans[0].num_tokens
+        num_rows = num_tokens if rows == "all" else 1
         if num_rows > self._limits.logit_rows:
             raise ValueError(f"{num_rows} rows of logits, at most {self._limits.logit_rows}")
-        self._head.enqueue_logits(first_token=self._plan.num_tokens - num_rows, num_tokens=num_rows)
+        self._head.enqueue_logits(first_token=num_tokens - num_rows, num_tokens=num_rows)
         self._num_logit_rows = num_rows
 
     def mark(self) -> cl.Event:
@@ -205,7 +206,7 @@ class Engine:
             await self._device.wait(event)
         finally:
             if event is self._last_mark:
-                self._plan = None
+                self._plans = []
 
     def logits(self) -> NDArray[np.float32]:
         """Return the ended step's logits, (rows, vocab) float32: a view, valid until the next `begin`.
@@ -227,8 +228,22 @@ class Engine:
         self._check_idle()
         self._buffers.free()
 
+    def _write_plans(self, num_tokens: int, position: int) -> list[AttentionPlan]:
+        """Plan a step for each shape, and write down what the kernels read of it."""
+        plans = [
+            plan_attention(
+                shape,
+                num_tokens=num_tokens,
+                context_tokens=position + num_tokens,
+                compute_units=self._device.compute_units,
+            )
+            for shape in self._shapes
+        ]
+        self._buffers.step[:] = [plan.step(position) for plan in plans]
+        return plans
+
     def _check_idle(self) -> None:
-        if self._plan is not None:
+        if self._plans:
             raise RuntimeError("a step is running")
 
     def _check_step(self, tokens: NDArray[np.int32], position: int) -> None:
@@ -242,7 +257,8 @@ class Engine:
 
 def _check_head_size(config: ModelConfig) -> None:
     """Refuse channels per head that the kernels would cut off."""
-    for name, value in (("head_dim", config.head_dim), ("RoPE dimensions", config.rope.dimensions)):
+    rotating = [("RoPE dimensions", rope.dimensions) for rope in config.ropes]
+    for name, value in (("head_dim", config.head_dim), *rotating):
         if value % _CHANNELS_MULTIPLE:
             raise MzdError(
                 "unsupported_architecture",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mzd.device.elementwise import SoftCap
 from mzd.device.embedding import Embedding
 from mzd.device.matmul import Activations, Matmul
 from mzd.device.opencl import OpenClDevice
@@ -12,7 +13,7 @@ from mzd.formats.weight_store import UnitExtent
 
 
 class HeadGraph:
-    """Embedding before the first layer; norm and output matrix after the last.
+    """Embedding before the first layer; norm, output matrix and soft cap after the last.
 
     Args:
         extent: where the tensors lie in the head unit; a tied model has no ``output``.
@@ -32,7 +33,11 @@ class HeadGraph:
         embedding = extent.tensor("token_embd")
         output = embedding if config.tied_output else extent.tensor("output")
         self._embedding = Embedding(
-            device, embedding, tokens_address=buffers.address("tokens"), x_address=buffers.address("x")
+            device,
+            embedding,
+            tokens_address=buffers.address("tokens"),
+            x_address=buffers.address("x"),
+            scale=config.embedding_scale,
         )
         self._norm = RmsNorm(
             device,
@@ -43,6 +48,9 @@ class HeadGraph:
         )
         self._matmul = Matmul(device, output, tokens_max=len(buffers.logits), activations=activations)
         self._output_offset = output.offset_bytes
+        self._vocab_size = config.vocab_size
+        cap = config.logit_softcap
+        self._soft_cap = None if cap is None else SoftCap(device, cap, x_address=buffers.address("logits"))
 
     def bind(self, address: int) -> None:
         """Use the resident head unit at `address`."""
@@ -74,6 +82,8 @@ class HeadGraph:
             y_address=self._buffers.address("logits"),
             num_tokens=num_tokens,
         )
+        if self._soft_cap is not None:
+            self._soft_cap.enqueue(num_tokens * self._vocab_size)
 
     def _bound_address(self) -> int:
         if self._address is None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from mzd.device.attention import Attention, AttentionPlan
-from mzd.device.elementwise import SiluMul
+from mzd.device.elementwise import GatedMul
 from mzd.device.matmul import Activations, Matmul
 from mzd.device.opencl import OpenClDevice
 from mzd.device.projections import Projections
 from mzd.device.rms_norm import RmsNorm
-from mzd.device.rope import RopeKv
-from mzd.device.step_buffers import StepBuffers, attention_shape
+from mzd.device.rope import QkvVectors, RopeKv
+from mzd.device.step_buffers import StepBuffers, attention_shape, attention_shapes
 from mzd.formats.model_config import ModelConfig
-from mzd.formats.weight_store import TensorSpec, UnitExtent
+from mzd.formats.weight_store import UnitExtent
 
 
 class LayerGraph:
-    """One layer of a llama: attention and a gated MLP, each behind a norm and added to the residual stream.
+    """One layer: attention and a gated MLP, each added to the residual stream, as the model describes them.
 
     Arguments that never change are set here. A step sets those that depend on its number of tokens, and
     none if the step before had as many.
@@ -59,7 +59,7 @@ class LayerGraph:
 
 
 class _AttentionBlock:
-    """x += attention(norm(x))."""
+    """x += attention(x), with the norms that the model has."""
 
     def __init__(
         self,
@@ -70,38 +70,26 @@ class _AttentionBlock:
         buffers: StepBuffers,
         activations: Activations,
     ) -> None:
-        self._norm = _block_norm(device, config, extent.tensor("attn_norm"), buffers)
+        self._input = _BlockInput(device, config, extent, "attn_norm", buffers)
         self._qkv = Projections(
             device,
             [extent.tensor(role) for role in ("attn_q", "attn_k", "attn_v")],
-            x_address=buffers.address("normed"),
+            x_address=self._input.address,
             y_address=buffers.address("qkv"),
             tokens_max=len(buffers.tokens),
             activations=activations,
         )
-        self._rope = RopeKv(
-            device,
-            attention_shape(config),
-            config.rope,
-            step_address=buffers.address("step"),
-            angles_address=buffers.address("angles"),
-            chunk_table_address=buffers.chunk_table_address(layer),
+        self._rope = _rope_kv(device, config, extent, layer, buffers)
+        self._attention = _attention(device, config, layer, buffers)
+        self._output = _Residual(
+            device, config, extent, ("attn_output", "post_attention_norm"), "attended", buffers, activations
         )
-        self._attention = Attention(
-            device,
-            attention_shape(config),
-            step_address=buffers.address("step"),
-            chunk_table_address=buffers.chunk_table_address(layer),
-            q_address=buffers.address("qkv"),
-            out_address=buffers.address("attended"),
-            partials_address=buffers.address("partials"),
-        )
-        self._output = _Residual(device, extent.tensor("attn_output"), "attended", buffers, activations)
 
     def enqueue(self, weights_address: int, plan: AttentionPlan) -> None:
-        self._norm.enqueue(weights_address, plan.num_tokens)
+        self._input.enqueue(weights_address, plan.num_tokens)
         self._qkv.enqueue(weights_address, plan.num_tokens)
         self._rope.enqueue(
+            weights_address,
             q_address=self._qkv.output_address(0, plan.num_tokens),
             k_address=self._qkv.output_address(1, plan.num_tokens),
             v_address=self._qkv.output_address(2, plan.num_tokens),
@@ -112,7 +100,7 @@ class _AttentionBlock:
 
 
 class _MlpBlock:
-    """x += down(silu(gate(norm(x))) * up(norm(x)))."""
+    """x += down(activation(gate(x)) * up(x)), with the norms that the model has."""
 
     def __init__(
         self,
@@ -123,22 +111,24 @@ class _MlpBlock:
         activations: Activations,
     ) -> None:
         self._ffn_size = config.ffn_size
-        self._norm = _block_norm(device, config, extent.tensor("ffn_norm"), buffers)
+        self._input = _BlockInput(device, config, extent, "ffn_norm", buffers)
         self._gate_up = Projections(
             device,
             [extent.tensor(role) for role in ("ffn_gate", "ffn_up")],
-            x_address=buffers.address("normed"),
+            x_address=self._input.address,
             y_address=buffers.address("gate_up"),
             tokens_max=len(buffers.tokens),
             activations=activations,
         )
-        self._silu = SiluMul(device)
-        self._down = _Residual(device, extent.tensor("ffn_down"), "gate_up", buffers, activations)
+        self._gated = GatedMul(device, config.description.activation)
+        self._down = _Residual(
+            device, config, extent, ("ffn_down", "post_ffw_norm"), "gate_up", buffers, activations
+        )
 
     def enqueue(self, weights_address: int, num_tokens: int) -> None:
-        self._norm.enqueue(weights_address, num_tokens)
+        self._input.enqueue(weights_address, num_tokens)
         self._gate_up.enqueue(weights_address, num_tokens)
-        self._silu.enqueue(
+        self._gated.enqueue(
             gate_address=self._gate_up.output_address(0, num_tokens),
             up_address=self._gate_up.output_address(1, num_tokens),
             count=num_tokens * self._ffn_size,
@@ -146,33 +136,109 @@ class _MlpBlock:
         self._down.enqueue(weights_address, num_tokens)
 
 
+class _BlockInput:
+    """What a block's matrices read, at `address`: the residual stream, or its norm."""
+
+    def __init__(
+        self, device: OpenClDevice, config: ModelConfig, extent: UnitExtent, role: str, buffers: StepBuffers
+    ) -> None:
+        self._norm: RmsNorm | None = None
+        self.address = buffers.address("x")
+        if config.description.norm_before:
+            self.address = buffers.address("normed")
+            self._norm = RmsNorm(
+                device,
+                extent.tensor(role),
+                config.rms_eps,
+                x_address=buffers.address("x"),
+                y_address=self.address,
+            )
+
+    def enqueue(self, weights_address: int, num_tokens: int) -> None:
+        if self._norm is not None:
+            self._norm.enqueue(weights_address, num_tokens)
+
+
 class _Residual:
-    """x += y W^T: the product that a block adds to the residual stream; y is the buffer `source`."""
+    """x += y W^T, or x += norm(y W^T): what a block adds to the residual stream; y is the buffer `source`.
+
+    Args:
+        roles: of the matrix, and of the norm where the model has one.
+    """
 
     def __init__(
         self,
         device: OpenClDevice,
-        spec: TensorSpec,
+        config: ModelConfig,
+        extent: UnitExtent,
+        roles: tuple[str, str],
         source: str,
         buffers: StepBuffers,
         activations: Activations,
     ) -> None:
+        spec = extent.tensor(roles[0])
         self._matmul = Matmul(device, spec, tokens_max=len(buffers.tokens), activations=activations)
         self._offset_bytes = spec.offset_bytes
         self._source_address = buffers.address(source)
-        self._x_address = buffers.address("x")
+        self._y_address = buffers.address("x")
+        self._norm: RmsNorm | None = None
+        if config.description.norm_after:
+            self._y_address = buffers.address("normed")  # the block has read it by now
+            self._norm = RmsNorm(
+                device,
+                extent.tensor(roles[1]),
+                config.rms_eps,
+                x_address=self._y_address,
+                y_address=buffers.address("x"),
+                accumulate=True,
+            )
 
     def enqueue(self, weights_address: int, num_tokens: int) -> None:
         self._matmul.enqueue(
             weights_address=weights_address + self._offset_bytes,
             x_address=self._source_address,
-            y_address=self._x_address,
+            y_address=self._y_address,
             num_tokens=num_tokens,
-            accumulate=True,
+            accumulate=self._norm is None,
         )
+        if self._norm is not None:
+            self._norm.enqueue(weights_address, num_tokens)
 
 
-def _block_norm(device: OpenClDevice, config: ModelConfig, spec: TensorSpec, buffers: StepBuffers) -> RmsNorm:
-    """The norm before a block: from the residual stream into the buffer that its matrices read."""
-    x_address, y_address = buffers.address("x"), buffers.address("normed")
-    return RmsNorm(device, spec, config.rms_eps, x_address=x_address, y_address=y_address)
+def _rope_kv(
+    device: OpenClDevice, config: ModelConfig, extent: UnitExtent, layer: int, buffers: StepBuffers
+) -> RopeKv:
+    """What q, k and v of a layer pass before attention."""
+    facts = config.layers[layer]
+    return RopeKv(
+        device,
+        attention_shape(config, facts),
+        None if facts.rope is None else config.ropes[facts.rope],
+        _qkv_vectors(config, extent),
+        step_address=buffers.step_address(0),  # the position is the same for all shapes
+        angles_address=buffers.angles_address(facts.rope),
+        chunk_table_address=buffers.chunk_table_address(layer),
+    )
+
+
+def _qkv_vectors(config: ModelConfig, extent: UnitExtent) -> QkvVectors:
+    biases = ("attn_q_bias", "attn_k_bias", "attn_v_bias") if config.description.qkv_bias else ()
+    norms = ("attn_q_norm", "attn_k_norm") if config.description.qk_norm else ()
+    return QkvVectors(
+        biases=tuple(extent.tensor(role) for role in biases),
+        norms=tuple(extent.tensor(role) for role in norms),
+        eps=config.rms_eps,
+    )
+
+
+def _attention(device: OpenClDevice, config: ModelConfig, layer: int, buffers: StepBuffers) -> Attention:
+    shape = attention_shape(config, config.layers[layer])
+    return Attention(
+        device,
+        shape,
+        step_address=buffers.step_address(attention_shapes(config).index(shape)),
+        chunk_table_address=buffers.chunk_table_address(layer),
+        q_address=buffers.address("qkv"),
+        out_address=buffers.address("attended"),
+        partials_address=buffers.address("partials"),
+    )

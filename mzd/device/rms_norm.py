@@ -11,12 +11,21 @@ class RmsNorm:
 
     Args:
         spec: the norm's weights in their unit, (cols,) float32.
+        accumulate: add to y instead of replacing it.
     """
 
     def __init__(
-        self, device: OpenClDevice, spec: TensorSpec, eps: float, *, x_address: int, y_address: int
+        self,
+        device: OpenClDevice,
+        spec: TensorSpec,
+        eps: float,
+        *,
+        x_address: int,
+        y_address: int,
+        accumulate: bool = False,
     ) -> None:
-        self._kernel = device.kernel(device.build("norm"), "rms_norm")
+        program = device.build("norm", ACCUMULATE=1) if accumulate else device.build("norm")
+        self._kernel = device.kernel(program, "rms_norm")
         self._kernel.set_address(2, y_address)
         self._kernel.set_int(3, spec.cols)
         self._kernel.set_float(4, eps)

@@ -1,13 +1,16 @@
-"""Owns rotary position embedding: the angles, and the launch that applies them and stores K and V."""
+"""Owns what Q, K and V pass before attention: the angles of RoPE, and the launch that also stores K and V."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mzd.device.attention import AttentionShape
-from mzd.device.opencl import OpenClDevice
-from mzd.formats.model_config import RopeConfig
+from mzd.device.opencl import Define, OpenClDevice
+from mzd.formats.layer_config import RopeConfig
+from mzd.formats.weight_store import TensorSpec
 from mzd.policy.units import CHUNK_TOKENS
 
 
@@ -36,11 +39,34 @@ class RopeAngles:
         np.sin(angles, out=out[:, 1], casting="same_kind")
 
 
+@dataclass(frozen=True, slots=True)
+class QkvVectors:
+    """Small vectors of a layer that q, k and v meet, in its weight unit; float32.
+
+    Attributes:
+        biases: of q, k and v, or none.
+        norms: of each head of q, and of k, (head_dim,) each, or none.
+        eps: of the norms.
+    """
+
+    biases: tuple[TensorSpec, ...] = ()
+    norms: tuple[TensorSpec, ...] = ()
+    eps: float = 0.0
+
+    @property
+    def defines(self) -> dict[str, Define]:
+        """What the kernel is built with for them."""
+        bias: dict[str, Define] = {"QKV_BIAS": 1} if self.biases else {}
+        return bias | ({"QK_NORM_EPS": self.eps} if self.norms else {})
+
+
 class RopeKv:
-    """Rotates q in place and k, and writes k and v of a step's tokens into one layer's chunks.
+    """Adds biases, normalises and rotates q and k in place; writes k and v of a step into a layer's chunks.
 
     Args:
-        step_address: (4,) int32, the position first.
+        rope: None if the layer does not rotate.
+        vectors: which of the first two the layer does.
+        step_address: int32, the position first.
         angles_address: (tokens, 2, pairs) float32, as `RopeAngles.write` leaves them.
         chunk_table_address: (chunks,) uint64 addresses of the layer's chunks.
     """
@@ -49,7 +75,8 @@ class RopeKv:
         self,
         device: OpenClDevice,
         shape: AttentionShape,
-        rope: RopeConfig,
+        rope: RopeConfig | None,
+        vectors: QkvVectors,
         *,
         step_address: int,
         angles_address: int,
@@ -60,17 +87,27 @@ class RopeKv:
             NUM_HEADS=shape.num_heads,
             NUM_KV_HEADS=shape.num_kv_heads,
             HEAD_DIM=shape.head_dim,
-            ROPE_DIMS=rope.dimensions,
-            ROPE_HALVES=rope.style == "halves",
+            ROPE_DIMS=0 if rope is None else rope.dimensions,
+            ROPE_HALVES=rope is not None and rope.style == "halves",
             CHUNK_TOKENS=CHUNK_TOKENS,
+            **vectors.defines,
         )
         self._kernel = device.kernel(program, "rope_kv", follows_pointers=True)
         self._kernel.set_address(0, step_address)
         self._kernel.set_address(1, angles_address)
         self._kernel.set_address(5, chunk_table_address)
+        self._vector_offsets = [spec.offset_bytes for spec in (*vectors.biases, *vectors.norms)]
 
-    def enqueue(self, *, q_address: int, k_address: int, v_address: int, num_tokens: int) -> None:
-        """Enqueue for q (tokens, heads, head_dim) and k, v (tokens, K/V heads, head_dim), float32."""
+    def enqueue(
+        self, weights_address: int, *, q_address: int, k_address: int, v_address: int, num_tokens: int
+    ) -> None:
+        """Enqueue for q (tokens, heads, head_dim) and k, v (tokens, K/V heads, head_dim), float32.
+
+        Args:
+            weights_address: of the unit that holds the layer's vectors.
+        """
+        for argument, offset_bytes in enumerate(self._vector_offsets, start=6):
+            self._kernel.set_address(argument, weights_address + offset_bytes)
         self._kernel.set_address(2, q_address)
         self._kernel.set_address(3, k_address)
         self._kernel.set_address(4, v_address)

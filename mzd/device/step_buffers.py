@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 
 from mzd.device.attention import AttentionShape, partials_bytes
 from mzd.device.opencl import OpenClDevice
+from mzd.formats.layer_config import LayerConfig
 from mzd.formats.model_config import ModelConfig
 from mzd.policy.units import CHUNK_TOKENS
 
 _ALIGNMENT_BYTES = 128
 """Two cache lines: buffers that different cores write never share one, nor an adjacent pair."""
+
+_STEP_NUMBERS = 5
+"""Of `AttentionPlan.step`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +67,9 @@ class StepBuffers:
     """One scratch allocation, cut up for `config` and `limits`.
 
     Attributes (views into shared memory, written by the host only while no step runs):
-        step: (4,) int32: position, tokens, splits, chunks a split.
+        step: (attention shapes, 5) int32: `AttentionPlan.step` for each.
         tokens: (tokens,) int32.
-        angles: (tokens, 2, rotating pairs) float32.
+        angles: for each of the model's rotations (tokens, 2, rotating pairs) float32.
         chunk_tables: (layers, chunks) uint64 addresses.
         x: (tokens, hidden) float32, the residual stream.
         logits: (logit rows, vocab) float32.
@@ -77,10 +81,13 @@ class StepBuffers:
         self._offsets, size_bytes = place(kept, phases)
         self._scratch = device.allocate_scratch(size_bytes)
         self._table_bytes = limits.chunks * 8
-        self.step: NDArray[np.int32] = self._view("step", np.int32, (4,))
+        self.step: NDArray[np.int32] = self._view(
+            "step", np.int32, (len(attention_shapes(config)), _STEP_NUMBERS)
+        )
         self.tokens: NDArray[np.int32] = self._view("tokens", np.int32, (limits.tokens,))
-        self.angles: NDArray[np.float32] = self._view(
-            "angles", np.float32, (limits.tokens, 2, config.rope.dimensions // 2)
+        self.angles: tuple[NDArray[np.float32], ...] = tuple(
+            self._view(f"angles{i}", np.float32, (limits.tokens, 2, rope.dimensions // 2))
+            for i, rope in enumerate(config.ropes)
         )
         self.chunk_tables: NDArray[np.uint64] = self._view(
             "chunk_tables", np.uint64, (config.num_layers, limits.chunks)
@@ -99,6 +106,14 @@ class StepBuffers:
         """Address of a buffer."""
         return self._scratch.address + self._offsets[name]
 
+    def step_address(self, shape_number: int) -> int:
+        """Address of the numbers for one attention shape."""
+        return self.address("step") + shape_number * self.step.strides[0]
+
+    def angles_address(self, rope: int | None) -> int:
+        """Address of one rotation's angles; where a layer does not rotate, of anything."""
+        return self.address("step" if rope is None else f"angles{rope}")
+
     def chunk_table_address(self, layer: int) -> int:
         """Address of one layer's row of `chunk_tables`."""
         return self.address("chunk_tables") + layer * self._table_bytes
@@ -111,16 +126,28 @@ class StepBuffers:
         return self._scratch.view(dtype, shape, offset_bytes=self._offsets[name])
 
 
-def attention_shape(config: ModelConfig) -> AttentionShape:
-    """What attention needs to know of a model."""
-    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim)
+def attention_shape(config: ModelConfig, layer: LayerConfig) -> AttentionShape:
+    """What attention needs to know of a layer."""
+    return AttentionShape(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        scale=config.attention_scale,
+        softcap=config.attention_softcap,
+        window=layer.window,
+    )
+
+
+def attention_shapes(config: ModelConfig) -> tuple[AttentionShape, ...]:
+    """The shapes of a model's layers, each once."""
+    return tuple(dict.fromkeys(attention_shape(config, layer) for layer in config.layers))
 
 
 def _kept_sizes(config: ModelConfig, limits: StepLimits) -> dict[str, int]:
-    return {
-        "step": 4 * 4,
+    angles = {f"angles{i}": limits.tokens * rope.dimensions * 4 for i, rope in enumerate(config.ropes)}
+    return angles | {
+        "step": len(attention_shapes(config)) * _STEP_NUMBERS * 4,
         "tokens": limits.tokens * 4,
-        "angles": limits.tokens * config.rope.dimensions * 4,
         "chunk_tables": config.num_layers * limits.chunks * 8,
         "x": limits.tokens * config.hidden_size * 4,
         "normed": limits.tokens * config.hidden_size * 4,
@@ -132,7 +159,7 @@ def _attention_sizes(device: OpenClDevice, config: ModelConfig, limits: StepLimi
     q_bytes = limits.tokens * config.size("q") * 4
     qkv_bytes = limits.tokens * (config.size("q") + 2 * config.size("kv")) * 4
     partials = partials_bytes(
-        attention_shape(config),
+        attention_shapes(config)[0],
         tokens_max=limits.tokens,
         context_tokens_max=limits.context_tokens,
         compute_units=device.compute_units,

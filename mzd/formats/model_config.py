@@ -14,53 +14,31 @@ from mzd.errors import FormatError
 from mzd.formats.architectures import (
     ARCHITECTURES,
     HEAD_TENSORS,
-    NEUTRAL_METADATA,
     OUTPUT_TENSOR,
-    VECTOR_TYPES,
-    RopeStyle,
+    Architecture,
     SizeName,
     TensorRule,
 )
 from mzd.formats.ggml_types import SUPPORTED_TYPES, GgmlType
-from mzd.formats.gguf import GgufFile, MetaValue, TensorInfo, quoted
+from mzd.formats.gguf import GgufFile, TensorInfo, quoted
+from mzd.formats.layer_config import LayerConfig, RopeConfig, check, read_layers
+from mzd.formats.metadata_keys import MetadataKeys
 
 ROPE_FREQS_TENSOR = "rope_freqs.weight"
-ROPE_BASE_DEFAULT = 10_000.0  # what converters leave out
 CONTEXT_LENGTH_MAX = 2**31 - 1  # positions are int32 in kernels
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary position embedding: channel pair i turns by position * base^(-2i/dimensions) / freq_factors[i].
-
-    Attributes:
-        dimensions: channels of a head that rotate; even, at most head_dim.
-        freq_factors: dimensions / 2 divisors (llama3 and linear scaling), or None for all ones.
-
-    Raises:
-        ValueError: values that no model has.
-    """
-
-    style: RopeStyle
-    base: float
-    dimensions: int
-    freq_factors: tuple[float, ...] | None
-
-    def __post_init__(self) -> None:
-        _check(self.style in ("pairs", "halves"), f"RoPE style {self.style!r}")
-        _check(math.isfinite(self.base) and self.base > 0, f"RoPE base {self.base}")
-        _check(self.dimensions > 0 and self.dimensions % 2 == 0, f"{self.dimensions} RoPE dimensions")
-        if self.freq_factors is not None:
-            _check(len(self.freq_factors) == self.dimensions // 2, f"{len(self.freq_factors)} RoPE factors")
-            _check(
-                all(math.isfinite(f) and f > 0 for f in self.freq_factors),
-                "RoPE factors that are not above zero",
-            )
+VECTOR_TYPES = frozenset({GgmlType.F32, GgmlType.F16})  # norms; stored as F32, which holds both exactly
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The shape of a model. `hidden_size` need not be `num_heads * head_dim`.
+
+    Attributes:
+        ropes: the rotations that layers take, each once.
+        layers: what sets each layer apart, `num_layers` of them.
+        attention_scale: factor of q . k.
+        attention_softcap, logit_softcap: s becomes cap * tanh(s / cap), for scores and logits; or None.
+        embedding_scale: factor of embedding rows.
 
     Raises:
         ValueError: values that no model has.
@@ -77,20 +55,48 @@ class ModelConfig:
     vocab_size: int
     context_length: int
     rms_eps: float
-    rope: RopeConfig
+    ropes: tuple[RopeConfig, ...]
+    layers: tuple[LayerConfig, ...]
+    attention_scale: float
+    attention_softcap: float | None
+    logit_softcap: float | None
+    embedding_scale: float
     tied_output: bool
 
     def __post_init__(self) -> None:
-        _check(self.architecture in ARCHITECTURES, f"architecture {quoted(self.architecture)}")
+        check(self.architecture in ARCHITECTURES, f"architecture {quoted(self.architecture)}")
         counts = (self.num_layers, self.hidden_size, self.ffn_size, self.vocab_size)
-        _check(min(counts) > 0, f"layers, hidden size, MLP size, vocabulary of {counts}")
+        check(min(counts) > 0, f"layers, hidden size, MLP size, vocabulary of {counts}")
         heads = (self.num_heads, self.num_kv_heads, self.head_dim)
-        _check(min(heads) > 0, f"heads, K/V heads, head dimension of {heads}")
-        _check(self.num_heads % self.num_kv_heads == 0, f"{heads[0]} heads over {heads[1]} K/V heads")
-        _check(0 < self.context_length <= CONTEXT_LENGTH_MAX, f"context_length {self.context_length}")
-        _check(math.isfinite(self.rms_eps) and self.rms_eps > 0, f"rms_eps {self.rms_eps}")
-        _check(self.head_dim % 2 == 0, f"head_dim {self.head_dim}")
-        _check(self.rope.dimensions <= self.head_dim, f"{self.rope.dimensions} RoPE dimensions")
+        check(min(heads) > 0, f"heads, K/V heads, head dimension of {heads}")
+        check(self.num_heads % self.num_kv_heads == 0, f"{heads[0]} heads over {heads[1]} K/V heads")
+        check(0 < self.context_length <= CONTEXT_LENGTH_MAX, f"context_length {self.context_length}")
+        check(self.head_dim % 2 == 0, f"head_dim {self.head_dim}")
+        self._check_layers()
+        self._check_factors()
+
+    def _check_layers(self) -> None:
+        check(len(self.layers) == self.num_layers, f"{self.num_layers} layers and {len(self.layers)} kinds")
+        for rope in self.ropes:
+            check(rope.dimensions <= self.head_dim, f"{rope.dimensions} RoPE dimensions")
+        ropes = [layer.rope for layer in self.layers if layer.rope is not None]
+        check(max(ropes, default=-1) < len(self.ropes), f"RoPE {max(ropes, default=-1)} of {len(self.ropes)}")
+
+    def _check_factors(self) -> None:
+        factors = {
+            "rms_eps": self.rms_eps,
+            "attention_scale": self.attention_scale,
+            "attention_softcap": self.attention_softcap,
+            "logit_softcap": self.logit_softcap,
+            "embedding_scale": self.embedding_scale,
+        }
+        for name, value in factors.items():
+            check(value is None or (math.isfinite(value) and value > 0), f"{name} {value}")
+
+    @property
+    def description(self) -> Architecture:
+        """What the layers compute."""
+        return ARCHITECTURES[self.architecture]
 
     def size(self, name: SizeName) -> int:
         """The length that a dimension of this name has in this model."""
@@ -99,6 +105,7 @@ class ModelConfig:
             "ffn": self.ffn_size,
             "q": self.num_heads * self.head_dim,
             "kv": self.num_kv_heads * self.head_dim,
+            "head": self.head_dim,
             "vocab": self.vocab_size,
         }
         return sizes[name]
@@ -110,7 +117,7 @@ class ModelConfig:
     @property
     def layer_rules(self) -> tuple[TensorRule, ...]:
         """The tensors of each layer, in order of use."""
-        return ARCHITECTURES[self.architecture].layer_tensors
+        return self.description.layer_tensors
 
     @property
     def head_rules(self) -> tuple[TensorRule, ...]:
@@ -129,12 +136,12 @@ class ModelConfig:
 
 def layer_tensor_name(layer: int, rule: TensorRule) -> str:
     """The name in a GGUF file of a layer's tensor."""
-    return f"blk.{layer}.{rule.role}.weight"
+    return f"blk.{layer}.{rule.file_name}"
 
 
 def head_tensor_name(rule: TensorRule) -> str:
     """The name in a GGUF file of a tensor of the head unit."""
-    return f"{rule.role}.weight"
+    return rule.file_name
 
 
 def model_config(gguf: GgufFile, freq_factors: NDArray[np.float32] | None) -> ModelConfig:
@@ -148,113 +155,28 @@ def model_config(gguf: GgufFile, freq_factors: NDArray[np.float32] | None) -> Mo
             `unsupported_type` naming tensor and type; `invalid_model` for a missing or misshapen tensor
             or metadata key, naming it.
     """
-    keys = _Keys(gguf)
+    keys = MetadataKeys(gguf)
     keys.refuse_what_is_not_computed()
     config = _config(keys, freq_factors)
     _check_tensors(gguf, config)
     return config
 
 
-class _Keys:
-    """Metadata of one file, with the architecture's prefix added and types checked."""
-
-    def __init__(self, gguf: GgufFile) -> None:
-        self.gguf = gguf
-        self.architecture = self._architecture()
-
-    def invalid(self, reason: str) -> FormatError:
-        return FormatError(f"{self.gguf.name}: {reason}", path=self.gguf.name)
-
-    def unsupported(self, reason: str) -> FormatError:
-        return FormatError(
-            f"{self.gguf.name}: {reason}",
-            code="unsupported_architecture",
-            path=self.gguf.name,
-            architecture=self.architecture,
-        )
-
-    def get(self, key: str) -> MetaValue | None:
-        return self.gguf.metadata.get(f"{self.architecture}.{key}")
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number above zero; an array if all layers have the same."""
-        value = self._uniform(key)
-        if value is None and default is not None:
-            return default
-        if type(value) is not int or value <= 0:
-            raise self.invalid(f"{self.architecture}.{key} is {_shown(value)}, not a number above zero")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.invalid(f"{self.architecture}.{key} is {_shown(value)}, not a number")
-        return float(value)
-
-    def refuse_what_is_not_computed(self) -> None:
-        """Raise `unsupported_architecture` for metadata that the engine would ignore at the answer's cost."""
-        experts = self.get("expert_count")
-        if experts:
-            raise self.unsupported(
-                f"a mixture of {_shown(experts)} experts ({self.architecture}) is not supported"
-            )
-        for key, harmless in NEUTRAL_METADATA.items():
-            value = self.get(key)
-            if value is not None and value not in harmless:
-                raise self.unsupported(f"{self.architecture}.{key} = {_shown(value)} is not supported")
-        window = self.get("attention.sliding_window")
-        if window and self.count("attention.sliding_window") < self.count("context_length"):
-            raise self.unsupported(f"a sliding window of {window} tokens is not supported")
-
-    def _architecture(self) -> str:
-        self._refuse_split()
-        architecture = self.gguf.metadata.get("general.architecture")
-        if not isinstance(architecture, str):
-            raise self.invalid(f"general.architecture is {_shown(architecture)}, not a name")
-        if architecture not in ARCHITECTURES:
-            raise FormatError(
-                f"{self.gguf.name}: unsupported architecture {quoted(architecture)}; "
-                f"supported: {', '.join(ARCHITECTURES)}",
-                code="unsupported_architecture",
-                path=self.gguf.name,
-                architecture=architecture,
-            )
-        return architecture
-
-    def _refuse_split(self) -> None:
-        parts = self.gguf.metadata.get("split.count", 0)
-        if isinstance(parts, int) and parts > 1:
-            number = self.gguf.metadata.get("split.no", 0)
-            part = number + 1 if isinstance(number, int) else 0  # split.no counts from 0, file names from 1
-            others = ", ".join(_part_names(self.gguf.name, part, parts))
-            raise self.invalid(
-                f"part {part} of a model in {parts} files (others: {others}); "
-                "merge them first: llama-gguf-split --merge"
-            )
-
-    def _uniform(self, key: str) -> MetaValue | None:
-        value = self.get(key)
-        if not isinstance(value, tuple):
-            return value
-        if len(set(value)) != 1:
-            raise self.unsupported(f"{self.architecture}.{key} differs between layers")
-        return value[0]
-
-
-def _config(keys: _Keys, freq_factors: NDArray[np.float32] | None) -> ModelConfig:
+def _config(keys: MetadataKeys, freq_factors: NDArray[np.float32] | None) -> ModelConfig:
     embedding = keys.gguf.tensors.get("token_embd.weight")
     if embedding is None:
         raise keys.invalid("tensor 'token_embd.weight' is missing")
+    num_layers = _num_layers(keys)
     num_heads = keys.count("attention.head_count")
     hidden_size = keys.count("embedding_length")
     head_dim = _head_dim(keys, hidden_size, num_heads)
+    description = keys.description
     try:
+        ropes, layers = read_layers(keys, num_layers=num_layers, head_dim=head_dim, freq_factors=freq_factors)
         return ModelConfig(
             architecture=keys.architecture,
             name=_name(keys.gguf),
-            num_layers=keys.count("block_count"),
+            num_layers=num_layers,
             hidden_size=hidden_size,
             ffn_size=keys.count("feed_forward_length"),
             num_heads=num_heads,
@@ -263,11 +185,32 @@ def _config(keys: _Keys, freq_factors: NDArray[np.float32] | None) -> ModelConfi
             vocab_size=_vocab_size(keys, embedding),
             context_length=keys.count("context_length"),
             rms_eps=keys.number("attention.layer_norm_rms_epsilon"),
-            rope=_rope(keys, head_dim, freq_factors),
+            ropes=ropes,
+            layers=layers,
+            attention_scale=_attention_scale(description, num_layers, head_dim, hidden_size // num_heads),
+            attention_softcap=keys.soft_cap("attn_logit_softcapping", description.attention_softcap),
+            logit_softcap=keys.soft_cap("final_logit_softcapping", description.logit_softcap),
+            embedding_scale=math.sqrt(hidden_size) if description.scales_embedding else 1.0,
             tied_output="output.weight" not in keys.gguf.tensors,
         )
     except ValueError as error:
         raise keys.invalid(str(error)) from None
+
+
+def _num_layers(keys: MetadataKeys) -> int:
+    """Layers, each with a tensor in the file: nothing as long as the number alone is made."""
+    num_layers = keys.count("block_count")
+    first = keys.description.layer_tensors[0]
+    for layer in range(num_layers):
+        name = layer_tensor_name(layer, first)
+        if name not in keys.gguf.tensors:
+            raise _missing(keys.gguf, name)
+    return num_layers
+
+
+def _attention_scale(description: Architecture, num_layers: int, head_dim: int, width: int) -> float:
+    """The factor of q . k; `width` is hidden / heads, what a head had without a head_dim of its own."""
+    return 1.0 / math.sqrt(width if num_layers in description.wide_query_layers else head_dim)
 
 
 def _name(gguf: GgufFile) -> str:
@@ -275,7 +218,7 @@ def _name(gguf: GgufFile) -> str:
     return name if isinstance(name, str) and name else PurePath(gguf.name).stem
 
 
-def _head_dim(keys: _Keys, hidden_size: int, num_heads: int) -> int:
+def _head_dim(keys: MetadataKeys, hidden_size: int, num_heads: int) -> int:
     """Channels of one head: told by the file, else hidden / heads."""
     if keys.get("attention.key_length") is None and hidden_size % num_heads:
         raise keys.invalid(f"a hidden size of {hidden_size} is not a multiple of {num_heads} heads")
@@ -286,7 +229,7 @@ def _head_dim(keys: _Keys, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-def _vocab_size(keys: _Keys, embedding: TensorInfo) -> int:
+def _vocab_size(keys: MetadataKeys, embedding: TensorInfo) -> int:
     """Rows of the embedding; there may be more than tokens (padding), never fewer."""
     vocab_size = keys.count("vocab_size", embedding.rows)
     tokens = keys.gguf.metadata.get("tokenizer.ggml.tokens", ())
@@ -296,27 +239,6 @@ def _vocab_size(keys: _Keys, embedding: TensorInfo) -> int:
             f"the embedding has {embedding.rows} rows for a vocabulary of {max(vocab_size, num_tokens)}"
         )
     return vocab_size
-
-
-def _rope(keys: _Keys, head_dim: int, freq_factors: NDArray[np.float32] | None) -> RopeConfig:
-    dimensions = keys.count("rope.dimension_count", head_dim)
-    scale = _linear_scale(keys)
-    factors = None if freq_factors is None else tuple(float(factor) * scale for factor in freq_factors)
-    if factors is None and scale != 1.0:
-        factors = (scale,) * (dimensions // 2)  # position / scale is the same as all frequencies / scale
-    style = ARCHITECTURES[keys.architecture].rope_style
-    return RopeConfig(style, keys.number("rope.freq_base", ROPE_BASE_DEFAULT), dimensions, factors)
-
-
-def _linear_scale(keys: _Keys) -> float:
-    """By how much positions are divided; other ways of stretching the context are refused."""
-    kind = keys.get("rope.scaling.type") or "linear"
-    if kind == "none":
-        return 1.0
-    if kind != "linear":
-        raise keys.unsupported(f"RoPE scaling of type {_shown(kind)} is not supported")
-    scale = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
-    return scale or 1.0  # converters write 0 for none
 
 
 def _check_tensors(gguf: GgufFile, config: ModelConfig) -> None:
@@ -347,7 +269,7 @@ def _named_rules(config: ModelConfig) -> Iterator[tuple[str, TensorRule]]:
 def _check_tensor(gguf: GgufFile, name: str, dims: tuple[int, ...], types: frozenset[GgmlType]) -> None:
     tensor = gguf.tensors.get(name)
     if tensor is None:
-        raise FormatError(f"{gguf.name}: tensor {quoted(name)} is missing", path=gguf.name, tensor=name)
+        raise _missing(gguf, name)
     if _trimmed(tensor.dims) != _trimmed(dims):
         raise FormatError(
             f"{gguf.name}: tensor {quoted(name)} is {list(tensor.dims)}, expected {list(dims)}",
@@ -365,24 +287,12 @@ def _check_tensor(gguf: GgufFile, name: str, dims: tuple[int, ...], types: froze
         )
 
 
+def _missing(gguf: GgufFile, name: str) -> FormatError:
+    return FormatError(f"{gguf.name}: tensor {quoted(name)} is missing", path=gguf.name, tensor=name)
+
+
 def _trimmed(dims: tuple[int, ...]) -> tuple[int, ...]:
     """Without trailing ones, which some writers add."""
     while len(dims) > 1 and dims[-1] == 1:
         dims = dims[:-1]
     return dims
-
-
-def _part_names(name: str, part: int, parts: int) -> list[str]:
-    """The other files of a split model, by the usual naming; at most eight are listed."""
-    stem = PurePath(name).name.removesuffix(".gguf").removesuffix(f"-{part:05d}-of-{parts:05d}")
-    numbers = [number for number in range(1, min(parts, 9) + 1) if number != part]
-    return [f"{stem}-{number:05d}-of-{parts:05d}.gguf" for number in numbers]
-
-
-def _check(holds: bool, what: str) -> None:
-    if not holds:
-        raise ValueError(f"no model has {what}")
-
-
-def _shown(value: MetaValue | None) -> str:
-    return "missing" if value is None else f"{value!a:.60}"

@@ -23,11 +23,12 @@ from mzd.errors import FormatError
 from mzd.formats.architectures import TensorRule
 from mzd.formats.ggml_types import TYPES_BY_NUMBER, GgmlType
 from mzd.formats.gguf import MetaValue
-from mzd.formats.model_config import ModelConfig, RopeConfig
+from mzd.formats.layer_config import LayerConfig, RopeConfig
+from mzd.formats.model_config import ModelConfig
 from mzd.formats.weight_layout import ALIGNMENT_BYTES, LAYOUT_VERSION, packed_size_bytes
 
 MAGIC = b"MZDWGHT\0"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 EXTENT_ALIGNMENT_BYTES = 4096  # what direct I/O asks of offsets and sizes on any common block device
 HEADER_BYTES = EXTENT_ALIGNMENT_BYTES
 INDEX_BYTES_MAX = 128 * 1024**2  # above any vocabulary
@@ -287,8 +288,6 @@ def _decode_unit(
 
 
 def _decode_config(fields: dict[str, Any]) -> ModelConfig:
-    rope = _field(fields, "rope", dict)
-    factors = rope["freq_factors"]
     return ModelConfig(
         architecture=_field(fields, "architecture", str),
         name=_field(fields, "name", str),
@@ -301,14 +300,28 @@ def _decode_config(fields: dict[str, Any]) -> ModelConfig:
         vocab_size=_field(fields, "vocab_size", int),
         context_length=_field(fields, "context_length", int),
         rms_eps=_field(fields, "rms_eps", float),
-        rope=RopeConfig(
-            rope["style"],
-            _field(rope, "base", float),
-            _field(rope, "dimensions", int),
-            None if factors is None else tuple(float(factor) for factor in factors),
-        ),
+        ropes=tuple(_decode_rope(rope) for rope in _field(fields, "ropes", tuple)),
+        layers=tuple(_decode_layer(layer) for layer in _field(fields, "layers", tuple)),
+        attention_scale=_field(fields, "attention_scale", float),
+        attention_softcap=_optional(fields, "attention_softcap", float),
+        logit_softcap=_optional(fields, "logit_softcap", float),
+        embedding_scale=_field(fields, "embedding_scale", float),
         tied_output=_field(fields, "tied_output", bool),
     )
+
+
+def _decode_rope(fields: dict[str, Any]) -> RopeConfig:
+    factors = _optional(fields, "freq_factors", tuple)
+    return RopeConfig(
+        fields["style"],
+        _field(fields, "base", float),
+        _field(fields, "dimensions", int),
+        None if factors is None else tuple(float(factor) for factor in factors),
+    )
+
+
+def _decode_layer(fields: dict[str, Any]) -> LayerConfig:
+    return LayerConfig(_optional(fields, "window", int), _optional(fields, "rope", int))
 
 
 def _decode_source(fields: dict[str, Any]) -> SourceFile:
@@ -332,6 +345,10 @@ def _field(fields: dict[str, Any], key: str, kind: type[_T]) -> _T:
     if type(value) is not kind:
         raise TypeError(f"{key} is {value!r:.60}, not {kind.__name__}")
     return value
+
+
+def _optional(fields: dict[str, Any], key: str, kind: type[_T]) -> _T | None:
+    return None if fields[key] is None else _field(fields, key, kind)
 
 
 def _damaged(reason: str) -> FormatError:

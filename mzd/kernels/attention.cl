@@ -10,14 +10,18 @@
 //   QK_QUERIES, QK_VECTORS    register block of the score pass: divides QUERIES x (32 / LANES)
 //   PV_QUERIES, PV_CHANNELS   register block of the value pass: divides QUERIES x HEAD_DIM, product LANES
 //   CHUNK_TOKENS   256
+//   SCALE          factor of q . k
+//   SOFTCAP        if defined, a score s becomes SOFTCAP * tanh(s / SOFTCAP)
+//   WINDOW         if defined, position i sees position j only where i - j < WINDOW
 //
 // Shapes
-//   step         position of the first new token, new tokens, splits, chunks a split
+//   step         position of the first new token, new tokens, splits, chunks a split, first chunk
 //   chunk_table  (chunks,) addresses; a chunk is K [kv_head][t / 32][d][32] half, then V [kv_head][d][256] half
 //   q, out       (tokens, heads, HEAD_DIM) float, head = kv_head * GROUP + member
 //   partials     (splits, tokens, heads, 2 + HEAD_DIM) float: maximum (base 2), sum, unnormalised output
 //
-// Token i sees the keys 0 .. position + i. A work-item is (kv_head, tile of tokens, split of the context),
+// Token i sees the keys 0 .. position + i, or the last WINDOW of them; splits begin at the first chunk, the
+// first that any token sees. A work-item is (kv_head, tile of tokens, split of the context),
 // the global size; one work-item a group, because a CPU's lanes are the vectors below. Lanes are tokens of the
 // context: scores then need no horizontal sum, and one vector of K serves all queries.
 // Accumulates in float. Tolerance: 2e-5 against float64 on the same half K and V.
@@ -30,20 +34,33 @@
 #define PARTIAL_FLOATS (2 + HEAD_DIM)
 #define ALIGNED __attribute__((aligned(64)))
 
+#ifdef SOFTCAP
+#define QUERY_SCALE (2.0f * LOG2_E * SCALE / SOFTCAP)
+#else
+#define QUERY_SCALE (LOG2_E * SCALE)
+#endif
+
+// Whether tokens at `slots` are seen by the query that sees none from `limit` on.
+#ifdef WINDOW
+#define SEEN(slots, limit) (((slots) < (limit)) & ((slots) >= (limit) - WINDOW))
+#else
+#define SEEN(slots, limit) ((slots) < (limit))
+#endif
+
 // Where the output of channel d and query i lies: in register blocks of the value pass, LANES floats each.
 #define PV_LANE(d, i) ((d) % PV_CHANNELS * PV_QUERIES + (i) % PV_QUERIES)
 #define OUTPUT(d, i) (((d) / PV_CHANNELS * (QUERIES / PV_QUERIES) + (i) / PV_QUERIES) * LANES + PV_LANE(d, i))
 
-// The query tile, transposed to [d][query] and scaled so that scores are logarithms to base 2.
+// The query tile, transposed to [d][query] and scaled so that scores are logarithms to base 2, or with a
+// soft cap what `capped` takes.
 // Queries past the last token repeat it; nothing is written for them.
 static inline void load_queries(global const float* q, int first_token, int num_tokens, int kv_head,
                                 local float* query) {
-    const float scale = LOG2_E / sqrt((float)HEAD_DIM);
     for (int i = 0; i < QUERIES; ++i) {
         const int token = min(first_token + i / GROUP, num_tokens - 1);
         const int head = kv_head * GROUP + i % GROUP;
         global const float* from = q + ((size_t)token * NUM_HEADS + head) * HEAD_DIM;
-        for (int d = 0; d < HEAD_DIM; ++d) query[d * QUERIES + i] = from[d] * scale;
+        for (int d = 0; d < HEAD_DIM; ++d) query[d * QUERIES + i] = from[d] * QUERY_SCALE;
     }
 }
 
@@ -74,20 +91,32 @@ static inline void score_block(global const half* k, global const half* next, lo
     }
 }
 
+#ifdef SOFTCAP
+// SOFTCAP * tanh(z), times log2(e), from s = 2 z log2(e): tanh(z) = 1 - 2 / (1 + exp(2 z)).
+static inline floatv capped(floatv s) {
+    const floatv e = exp2v(fmin(s, 126.0f));
+    return SOFTCAP * LOG2_E - 2.0f * SOFTCAP * LOG2_E / (1.0f + e);
+}
+#endif
+
 // Scores of one query to weights relative to the new maximum; the sum follows it. Returns the factor by
-// which earlier output shrinks. Tokens from `limit` on are masked: exactly zero, whatever the maximum.
+// which earlier output shrinks. Tokens from `limit` on, or before
+// the window that ends there, are masked: exactly zero, whatever the maximum.
 static inline float soften(local float* score, int limit, int num_vectors, local float* running_max,
                            local float* running_sum) {
     const intv lane = LANE_NUMBERS;
     floatv top = LOWEST;
     for (int v = 0; v < num_vectors; ++v) {
-        top = fmax(top, select((floatv)LOWEST, loadv(v, score), lane + LANES * v < limit));
+#ifdef SOFTCAP
+        storev(capped(loadv(v, score)), v, score);
+#endif
+        top = fmax(top, select((floatv)LOWEST, loadv(v, score), SEEN(lane + LANES * v, limit)));
     }
     const float maximum = fmax(*running_max, maxv(top));
     floatv sum = 0.0f;
     for (int v = 0; v < num_vectors; ++v) {
         const floatv weight = exp2v(loadv(v, score) - maximum);
-        const floatv seen = select((floatv)0.0f, weight, lane + LANES * v < limit);
+        const floatv seen = select((floatv)0.0f, weight, SEEN(lane + LANES * v, limit));
         storev(seen, v, score);
         sum += seen;
     }
@@ -158,6 +187,7 @@ LANES_KERNEL void attention(global const int* step, global const ulong* chunk_ta
     local float running_sum[QUERIES];
 
     const int position = step[0], num_tokens = step[1], num_splits = step[2], split_chunks = step[3];
+    const int first_chunk = step[4];
     const int kv_head = get_group_id(0);
     const int first_token = get_group_id(1) * TILE;
     const int last_token = min(first_token + TILE, num_tokens) - 1;
@@ -171,8 +201,12 @@ LANES_KERNEL void attention(global const int* step, global const ulong* chunk_ta
     }
 
     const int visible = position + last_token + 1;  // keys that some token of the tile sees
-    const int end = min((split + 1) * split_chunks * CHUNK_TOKENS, visible);
-    for (int begin = split * split_chunks * CHUNK_TOKENS; begin < end; begin += CHUNK_TOKENS) {
+    const int end = min((first_chunk + (split + 1) * split_chunks) * CHUNK_TOKENS, visible);
+    int begin = (first_chunk + split * split_chunks) * CHUNK_TOKENS;
+#ifdef WINDOW  // not the chunks that no token of the tile sees
+    begin = max(begin, (position + first_token + 1 - WINDOW) / CHUNK_TOKENS * CHUNK_TOKENS);
+#endif
+    for (; begin < end; begin += CHUNK_TOKENS) {
         const size_t head_elements = (size_t)kv_head * CHUNK_TOKENS * HEAD_DIM;
         global const half* k = (global const half*)chunk_table[begin / CHUNK_TOKENS] + head_elements;
         const int count = min(end - begin, CHUNK_TOKENS);

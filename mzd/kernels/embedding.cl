@@ -1,7 +1,8 @@
 // Owns the gather of embedding rows out of the packed matrix (mzd/formats/weight_layout.py).
 //
 // Defines: COLS, GROUP_BYTES (distance between eight-row groups), HEADER_BYTES (offset of the payload in a
-// group), and one of TYPE_F32, TYPE_F16, TYPE_Q8_0, TYPE_Q4_0, TYPE_Q4_1.
+// group), and one of TYPE_F32, TYPE_F16, TYPE_BF16, TYPE_Q8_0, TYPE_Q4_0, TYPE_Q4_1, TYPE_Q4_K, TYPE_Q5_K,
+// TYPE_Q6_K.
 
 #include "vector.cl"
 
@@ -24,6 +25,13 @@ static inline void expand(global const uchar* group, int lane, global float* x) 
     global const ushort* payload = (global const ushort*)group + lane;
     for (int c = 0; c < COLS; ++c) x[c] = load_half(payload + c * ROWS_PER_GROUP);
 }
+#elif defined(TYPE_BF16)
+static inline void expand(global const uchar* group, int lane, global float* x) {
+    global const ushort* payload = (global const ushort*)group + lane;
+    for (int c = 0; c < COLS; ++c) x[c] = as_float((uint)payload[c * ROWS_PER_GROUP] << 16);
+}
+#elif defined(TYPE_Q4_K) || defined(TYPE_Q5_K) || defined(TYPE_Q6_K)
+#include "embedding_k.cl"
 #elif defined(TYPE_Q8_0)
 static inline void expand(global const uchar* group, int lane, global float* x) {
     global const ushort* scales = (global const ushort*)group + lane;
@@ -60,15 +68,19 @@ static inline void expand(global const uchar* group, int lane, global float* x) 
 }
 #endif
 
-// x[t] = row tokens[t] of the embedding matrix, as float
+// x[t] = row tokens[t] of the embedding matrix, as float; with SCALE defined, times that
 //
 //   tokens   (tokens,) int, each below the number of rows
 //   matrix   packed, 64-byte aligned
 //   x        (tokens, COLS) float
 //
-// One work-item a token (global size: tokens). Exact for F32, F16 and Q8_0, one rounding for the others.
+// One work-item a token (global size: tokens). Exact for F32, F16, BF16, Q8_0 and Q6_K, one rounding for the others.
 ONE_WORK_ITEM kernel void embed(global const int* tokens, global const uchar* matrix, global float* x) {
     const int token = get_global_id(0);
     const int row = tokens[token];
-    expand(matrix + (size_t)(row / ROWS_PER_GROUP) * GROUP_BYTES, row % ROWS_PER_GROUP, x + (size_t)token * COLS);
+    x += (size_t)token * COLS;
+    expand(matrix + (size_t)(row / ROWS_PER_GROUP) * GROUP_BYTES, row % ROWS_PER_GROUP, x);
+#ifdef SCALE
+    for (int c = 0; c < COLS; ++c) x[c] *= SCALE;
+#endif
 }

@@ -2,9 +2,17 @@
 
 #include "vector.cl"
 
-// y[t][c] = x[t][c] * weight[c] / sqrt(mean of x[t]^2 + eps)
+#ifdef ACCUMULATE
+#define STORE8(v, y) vstore8(vload8(0, y) + (v), 0, y)
+#define STORE(v, y) *(y) += (v)
+#else
+#define STORE8(v, y) vstore8(v, 0, y)
+#define STORE(v, y) *(y) = (v)
+#endif
+
+// y[t][c] = x[t][c] * weight[c] / sqrt(mean of x[t]^2 + eps); with ACCUMULATE defined it is added to y.
 //
-//   x, y    (tokens, cols) float, row-major; may be the same
+//   x, y    (tokens, cols) float, row-major; may be the same unless ACCUMULATE
 //   weight  (cols,) float
 //
 // One work-item a token (global size: tokens). Sums in float, eight at a time. Tolerance: 1e-6 of the
@@ -23,7 +31,7 @@ ONE_WORK_ITEM kernel void rms_norm(global const float* x, global const float* we
 
     const float scale = 1.0f / sqrt((sum8(squares) + rest) / cols + eps);
     for (int c = 0; c < whole; c += 8) {
-        vstore8(vload8(0, x + row + c) * scale * vload8(0, weight + c), 0, y + row + c);
+        STORE8(vload8(0, x + row + c) * scale * vload8(0, weight + c), y + row + c);
     }
-    for (int c = whole; c < cols; ++c) y[row + c] = x[row + c] * scale * weight[c];
+    for (int c = whole; c < cols; ++c) STORE(x[row + c] * scale * weight[c], y + row + c);
 }

@@ -1,8 +1,14 @@
-// Owns what happens to q, k and v before attention: rotation by position, and k and v into their chunks.
+// Owns what happens to q, k and v before attention: bias and norm, rotation by position, and k and v into
+// their chunks.
 //
-// Defines: NUM_HEADS, NUM_KV_HEADS, HEAD_DIM (multiple of 8), ROPE_DIMS (multiple of 8, <= HEAD_DIM: the
-// leading channels of a head that rotate), CHUNK_TOKENS, ROPE_HALVES (1: channel i turns with
-// i + ROPE_DIMS / 2; 0: with its neighbour, as in GGUF's llama, whose weights are permuted for that).
+// Defines
+//   NUM_HEADS, NUM_KV_HEADS, CHUNK_TOKENS
+//   HEAD_DIM      multiple of 8
+//   ROPE_DIMS     multiple of 8, <= HEAD_DIM: the leading channels of a head that rotate; 0: none
+//   ROPE_HALVES   1: channel i turns with i + ROPE_DIMS / 2; 0: with its neighbour, as in GGUF's llama, whose
+//                 weights are permuted for that
+//   QKV_BIAS      if defined, biases are added to q, k and v
+//   QK_NORM_EPS   if defined, each head of q and k is then normalised, with this epsilon
 
 #include "vector.cl"
 
@@ -31,6 +37,26 @@ static inline void rotate(global float* head, global const float* angles) {
     }
 }
 
+#ifdef QKV_BIAS
+static inline void add_bias(global float* x, global const float* bias, int count) {
+    for (int c = 0; c < count; c += 8) vstore8(vload8(0, x + c) + vload8(0, bias + c), 0, x + c);
+}
+#endif
+
+#ifdef QK_NORM_EPS
+// RMS norm of one head in place.
+static inline void normalise(global float* head, global const float* weight) {
+    float8 squares = 0.0f;
+    for (int d = 0; d < HEAD_DIM; d += 8) {
+        const float8 v = vload8(0, head + d);
+        squares = fma(v, v, squares);
+    }
+    const float scale = 1.0f / sqrt(sum8(squares) / HEAD_DIM + QK_NORM_EPS);
+    for (int d = 0; d < HEAD_DIM; d += 8)
+        vstore8(vload8(0, head + d) * scale * vload8(0, weight + d), 0, head + d);
+}
+#endif
+
 // Store eight channels of one token as half, `stride` elements apart. Clamped to half's range: an infinity
 // would turn the zero weight of a masked token into NaN.
 static inline void store_channels(float8 x, global half* destination, int stride) {
@@ -47,18 +73,27 @@ static inline void store_channels(float8 x, global half* destination, int stride
     to[7 * stride] = bits.s7;
 }
 
-// Rotate q in place, rotate k, and write k and v of the new tokens into the layer's chunks.
+// Bias, norm and rotation of q and k in place; k and v of the new tokens into the layer's chunks.
 //
 //   step         position of the first token, ...
 //   angles       (tokens, 2, ROPE_PAIRS) float: cosines, then sines, of each token's position
 //   q            (tokens, NUM_HEADS, HEAD_DIM) float
-//   k, v         (tokens, NUM_KV_HEADS, HEAD_DIM) float; k is rotated in place
+//   k, v         (tokens, NUM_KV_HEADS, HEAD_DIM) float; changed in place
 //   chunk_table  (chunks,) addresses of chunks: K [kv_head][t / 32][d][32] half, then V [kv_head][d][256] half
+//   q_bias, k_bias, v_bias    (heads * HEAD_DIM,) float, of as many heads as q, k or v
+//   q_norm, k_norm            (HEAD_DIM,) float
 //
 // One work-item a token (global size: tokens). The result is rounded once, to half.
 ONE_WORK_ITEM kernel void rope_kv(global const int* step, global const float* angles, global float* q,
-                                  global float* k, global const float* v,
-                                  global const ulong* chunk_table) {
+                                  global float* k, global float* v, global const ulong* chunk_table
+#ifdef QKV_BIAS
+                                  , global const float* q_bias, global const float* k_bias
+                                  , global const float* v_bias
+#endif
+#ifdef QK_NORM_EPS
+                                  , global const float* q_norm, global const float* k_norm
+#endif
+) {
     const int token = get_global_id(0);
     const int position = step[0] + token;
     const int t = position % CHUNK_TOKENS;
@@ -68,6 +103,15 @@ ONE_WORK_ITEM kernel void rope_kv(global const int* step, global const float* an
     k += (size_t)token * KV_COLS;
     v += (size_t)token * KV_COLS;
 
+#ifdef QKV_BIAS
+    add_bias(q, q_bias, NUM_HEADS * HEAD_DIM);
+    add_bias(k, k_bias, KV_COLS);
+    add_bias(v, v_bias, KV_COLS);
+#endif
+#ifdef QK_NORM_EPS
+    for (int head = 0; head < NUM_HEADS; ++head) normalise(q + head * HEAD_DIM, q_norm);
+    for (int head = 0; head < NUM_KV_HEADS; ++head) normalise(k + head * HEAD_DIM, k_norm);
+#endif
     for (int head = 0; head < NUM_HEADS; ++head) rotate(q + head * HEAD_DIM, angles);
     for (int head = 0; head < NUM_KV_HEADS; ++head) rotate(k + head * HEAD_DIM, angles);
 

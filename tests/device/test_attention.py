@@ -53,11 +53,11 @@ class Context:
 
     def run(self):
         """Enqueue, finish, and return (tokens, heads, head_dim) float32."""
-        sizes = [16, 8 * len(self.table), self.q.nbytes, self.q.nbytes, self._partials_bytes()]
+        sizes = [20, 8 * len(self.table), self.q.nbytes, self.q.nbytes, self._partials_bytes()]
         buffers = [self.device.allocate_scratch(max(size, 4)) for size in sizes]
         step, table, q, out, _ = buffers
         position = self.context_tokens - len(self.q)
-        step.view(np.int32, (4,))[:] = position, len(self.q), self.plan.num_splits, self.plan.split_chunks
+        step.view(np.int32, (5,))[:] = self.plan.step(position)
         table.view(np.uint64, self.table.shape)[:] = self.chunks.address + self.chunk_bytes * self.table
         q.view(np.float32, self.q.shape)[:] = self.q
         names = ("step", "chunk_table", "q", "out", "partials")
@@ -77,7 +77,9 @@ class Context:
         """(tokens, heads, head_dim) float64."""
         q = self.q.astype(np.float64).transpose(1, 0, 2)
         k, v = (x[:, : self.context_tokens].astype(np.float64) for x in (self.k, self.v))
-        return attend(q, k, v).transpose(1, 0, 2)
+        shape = self.shape
+        attended = attend(q, k, v, scale=shape.scale, softcap=shape.softcap, window=shape.window)
+        return attended.transpose(1, 0, 2)
 
 
 def largest_error(context):

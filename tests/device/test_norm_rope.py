@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mzd.device.attention import AttentionShape
-from mzd.device.elementwise import SiluMul
+from mzd.device.elementwise import GatedMul
 from mzd.device.embedding import Embedding
 from mzd.device.rms_norm import RmsNorm
-from mzd.device.rope import RopeAngles, RopeKv
+from mzd.device.rope import QkvVectors, RopeAngles, RopeKv
 from mzd.formats.ggml_types import GgmlType
-from mzd.formats.model_config import RopeConfig
+from mzd.formats.layer_config import RopeConfig
 from mzd.formats.weight_layout import repack, unpack
 from mzd.formats.weight_store import TensorSpec
 from tests.reference.model import rms_norm, rotate
@@ -56,7 +56,7 @@ def test_silu_mul(device, shared, count):
     gate_before = rng.normal(0, 8, count).astype(np.float32)
     gate_before[: min(count, 6)] = [-200.0, 200.0, -88.0, 0.0, -1e30, 1e30][: min(count, 6)]
     gate, up = shared(gate_before), shared(rng.normal(0, 1, count).astype(np.float32))
-    SiluMul(device).enqueue(gate_address=gate.address, up_address=up.address, count=count)
+    GatedMul(device, "silu").enqueue(gate_address=gate.address, up_address=up.address, count=count)
     device.finish()
     z = gate_before.astype(np.float64)
     expected = z * np.exp(-np.logaddexp(0, -z)) * up.values
@@ -92,11 +92,12 @@ class RopeCase:
             device,
             AttentionShape(self.HEADS, self.KV_HEADS, self.DIM),
             self.rope,
+            QkvVectors(),
             step_address=shared(np.array([self.position], np.int32)).address,
             angles_address=angles.address,
             chunk_table_address=table.address,
         ).enqueue(
-            q_address=self.q.address, k_address=k.address, v_address=v.address, num_tokens=self.num_tokens
+            0, q_address=self.q.address, k_address=k.address, v_address=v.address, num_tokens=self.num_tokens
         )
         device.finish()
 

@@ -31,15 +31,16 @@ def test_passes(device, index, activations):
 
 
 def test_passes_for_halves(device, llama):
-    rope = replace(llama.config.rope, style="halves")
-    self_test(device, replace(llama, config=replace(llama.config, rope=rope)), activations="f32")
+    (rope,) = llama.config.ropes
+    config = replace(llama.config, ropes=(replace(rope, style="halves"),))
+    self_test(device, replace(llama, config=config), activations="f32")
 
 
 @pytest.mark.parametrize(
     ("source", "right", "wrong", "kernel"),
     [
         ("norm", "+ eps", "+ 2.0f * eps + 0.01f", "rms_norm"),
-        ("elementwise", "1.0f + e", "1.001f + e", "silu_mul"),
+        ("elementwise", "1.0f + e", "1.001f + e", "gated_mul, silu"),
         ("embedding", "row % ROWS_PER_GROUP", "0", "embed, Q4_1"),
         ("rope", "x.even * s + x.odd * c", "x.even * s - x.odd * c", "rope_kv, q"),
         ("rope", "+ t % BLOCK_TOKENS", "+ (t + 1) % BLOCK_TOKENS", "rope_kv, K"),

@@ -22,7 +22,8 @@ from mzd.model.weight_store import WeightStore
 from tests.formats.gguf_files import Gguf, Tensor, tiny_llama
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-MODELS = ["llama2l-F32", "llama-F16", "llama-Q8_0", "llama-Q4_0", "llama-Q4_1"]
+MODELS = ["llama2l-F32", "llama-F16", "llama-BF16", "llama-Q8_0", "llama-Q4_0", "llama-Q4_1"]
+MODELS += ["llamawide-Q4_K", "llamawide-Q5_K", "llamawide-Q6_K"]
 
 
 @pytest.fixture(params=MODELS)
@@ -96,7 +97,7 @@ def test_the_index_tells_the_source(tmp_path):
     assert index.source.size_bytes == source.stat().st_size
     assert index.source.sha256 == sha256
     assert index.model_id == model_id(sha256)
-    assert index.config.rope.freq_factors is not None
+    assert index.config.ropes[0].freq_factors is not None
     assert len(index.tokenizer["tokenizer.ggml.tokens"]) == 320
     assert "tokenizer.chat_template" in index.tokenizer
     with WeightStore.open(tmp_path / "weights.mzw") as store:
@@ -154,8 +155,6 @@ class TestRefusedSources:
         ("name", "code"),
         [
             ("qwen3-F16", "unsupported_architecture"),
-            ("llama-BF16", "unsupported_type"),
-            ("llamawide-Q4_K", "unsupported_type"),
         ],
     )
     def test_models_that_cannot_be_computed(self, name, code, tmp_path):
@@ -163,6 +162,14 @@ class TestRefusedSources:
             import_gguf(FIXTURES / f"{name}.gguf", tmp_path / "w")
         assert caught.value.code == code
         assert left_over(tmp_path) == []
+
+    def test_types_that_cannot_be_computed(self, tmp_path):
+        file = tiny_llama(matrix_type=GgmlType.IQ4_NL)
+        (tmp_path / "a.gguf").write_bytes(file.to_bytes())
+        with pytest.raises(FormatError, match="IQ4_NL") as caught:
+            import_gguf(tmp_path / "a.gguf", tmp_path / "w")
+        assert caught.value.code == "unsupported_type"
+        assert left_over(tmp_path) == ["a.gguf"]
 
     def test_files_that_are_missing_or_no_files(self, tmp_path):
         os.mkfifo(tmp_path / "fifo")
