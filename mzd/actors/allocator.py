@@ -312,12 +312,12 @@ class Allocator:
         Raises:
             MzdError: `insufficient_memory`.
         """
-        deadline_s = time.monotonic() + self.settings.restore_wait_s
+        deadline_s = trio.current_time() + self.settings.restore_wait_s
         while needed_bytes and not operation.abandoned:
             available = self.available_bytes()
             if available is None or available >= needed_bytes + self.settings.floor_bytes:
                 return
-            if time.monotonic() >= deadline_s:
+            if trio.current_time() >= deadline_s:
                 error = MzdError(
                     "insufficient_memory",
                     f"{needed_bytes} bytes are needed above a floor of {self.settings.floor_bytes}; "
