@@ -16,7 +16,8 @@ from tests.reference.model import ReferenceModel
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 REAL_MODEL = Path(os.environ.get("MZD_TEST_MODEL", ".models/SmolLM2-135M-Instruct.Q4_1.gguf"))
 
-FILES = ["llama2l-F32", "llama-F16", "llama-Q8_0", "llama-Q4_0", "llama-Q4_1"]
+ROUNDED_FILES = ["llama-Q8_0", "llama-Q4_0", "llama-Q4_1", "llamawide-Q4_K", "llamawide-Q5_K", "llamawide-Q6_K"]
+FILES = ["llama2l-F32", "llama-F16", "llama-BF16", *ROUNDED_FILES]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ async def test_golden_continuations(loaded, golden, prompt):
     await check_greedy(loaded, model["prompts"][prompt], model)
 
 
-@pytest.mark.parametrize("file", ["llama-Q8_0", "llama-Q4_0", "llama-Q4_1"])
+@pytest.mark.parametrize("file", ROUNDED_FILES)
 async def test_golden_steps_with_rounded_activations(device, golden, file):
     """Activations in 8 bits move logits by up to one: wherever the margin is wider, the token is the same."""
     model = LoadedModel(device, FIXTURES / f"{file}.gguf", activations="int8")
