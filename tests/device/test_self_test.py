@@ -12,9 +12,11 @@ from mzd.kernels import kernel_source
 from tests.reference.model import pack_units, read_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+FILES = ["llama2l-F32", "llama-F16", "llama-BF16", "llama-Q8_0", "llama-Q4_0", "llama-Q4_1"]
+FILES += ["llamawide-Q4_K", "llamawide-Q5_K", "llamawide-Q6_K"]
 
 
-@pytest.fixture(scope="module", params=["llama2l-F32", "llama-F16", "llama-Q8_0", "llama-Q4_0", "llama-Q4_1"])
+@pytest.fixture(scope="module", params=FILES)
 def index(request):
     return pack_units(read_model(FIXTURES / f"{request.param}.gguf"))[0]
 
