@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import trio
@@ -34,6 +34,8 @@ from mzd.policy.eviction_planner import Destination, EvictionPlan, Step
 from mzd.policy.residency import Event, UnitState
 from mzd.policy.snapshot import CopyKind
 from mzd.policy.units import HeadUnit, KvUnit, UnitId
+
+T = TypeVar("T")
 
 WINDOW_BYTES = 8 * 1024 * 1024
 """Units in work at once: enough to keep every thread busy, few enough that each window soon frees memory."""
@@ -120,9 +122,20 @@ class EvictOperation:
         await self._send_compressions([step for step in window if step.to is Destination.RAM], pending)
         await self._send_writes([step for step in window if step.to is Destination.FLASH], pending)
         while pending:
-            fact = await self.ends.facts.receive()
-            leases = await pending.pop(fact.batch_id)(fact)
-            await self.parts.workers.run(self.parts.memory.release, leases)
+            await self._take_fact(pending)
+
+    async def _take_fact(self, pending: Pending) -> None:
+        fact = await self.ends.facts.receive()
+        leases = await pending.pop(fact.batch_id)(fact)
+        await self.parts.workers.run(self.parts.memory.release, leases)
+
+    async def _send(self, channel: trio.MemorySendChannel[T], message: T, pending: Pending) -> None:
+        """Send; while the channel is full take facts: whoever should empty it may wait to be rid of one."""
+        while True:
+            try:
+                return channel.send_nowait(message)
+            except trio.WouldBlock:
+                await self._take_fact(pending)
 
     def _note(self, step: Step) -> None:
         self.done.append(step)
@@ -172,7 +185,7 @@ class EvictOperation:
             batch = steps[start : start + share]
             message = self._compression(batch)
             pending[message.batch_id] = partial(self._compressed, batch)
-            await self.ends.compressions.send(message)
+            await self._send(self.ends.compressions, message, pending)
 
     def _push_payloads(self, steps: Sequence[Step]) -> Sequence[Step]:
         """Start compressing, as far as there is memory for payloads; the steps that have begun."""
@@ -222,7 +235,7 @@ class EvictOperation:
             addresses = tuple(self._start_write(unit) for unit in _kv_units(batch))
             message = WriteChunks(next(self._batch_ids), addresses, tuple(writes))
             pending[message.batch_id] = partial(self._written, batch, writes)
-            await self.ends.writes.send(message)
+            await self._send(self.ends.writes, message, pending)
 
     async def _allocate_slots(self, steps: Sequence[Step]) -> list[SlotWrite] | None:
         if Destination.FLASH in self.failed:

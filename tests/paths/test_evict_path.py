@@ -104,6 +104,17 @@ async def test_the_least_recently_used_context_gives_its_kv_first(device, long_s
         assert daemon.states("new") == {"RESIDENT"}
 
 
+@pytest.mark.parametrize("codec", ["none", "int8"])
+async def test_more_contexts_leave_at_once_than_channels_hold(device, fixture_store, tmp_path, codec):
+    """Each context's chunks are written by themselves: sixteen batches in one window."""
+    async with open_daemon(device, fixture_store, tmp_path, codec=codec) as daemon:
+        for i in range(16):
+            await daemon.generate(f"c{i}", some_tokens(9, seed=i))
+        result = await daemon.evict()
+        await daemon.settle()
+    assert result["resident_bytes"] == 0
+
+
 # Content.
 
 
