@@ -115,6 +115,52 @@ def test_split_that_early_tokens_do_not_see(device):
     assert largest_error(context) < TOLERANCE
 
 
+SCALED = AttentionShape(4, 2, 32, scale=0.11)
+CAPPED = AttentionShape(4, 2, 32, softcap=1.5)
+BOTH = AttentionShape(6, 2, 40, scale=0.3, softcap=4.0, window=100)
+
+
+@pytest.mark.parametrize("shape", [SCALED, CAPPED, BOTH], ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 13])
+@pytest.mark.parametrize("position", [0, 90, 700])
+def test_scale_cap_and_window(device, shape, num_tokens, position):
+    assert largest_error(Context(device, shape, num_tokens, position + num_tokens)) < TOLERANCE
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_a_cap_far_exceeded(device, monkeypatch, lanes):
+    """Scores of thousands, all of which the cap makes one of two."""
+    monkeypatch.setattr(device, "float_lanes", lanes)
+    context = Context(device, AttentionShape(9, 3, 64, softcap=50.0), 8, 600, scale=60.0)
+    assert largest_error(context) < 1e-4  # a cap of 50 leaves float an ulp of 4e-6 in the exponent
+
+
+@pytest.mark.parametrize("window", [1, 2, 64, 255, 256, 257, 600, 5000])
+@pytest.mark.parametrize("num_tokens", [1, 8, 70])
+@pytest.mark.parametrize("position", [0, 63, 255, 256, 300, 1100])
+def test_windows_of_any_length(device, window, num_tokens, position):
+    shape = AttentionShape(4, 2, 32, window=window)
+    assert largest_error(Context(device, shape, num_tokens, position + num_tokens)) < TOLERANCE
+
+
+@pytest.mark.parametrize("compute_units", [1, 16, 200])
+def test_chunks_before_the_window_are_no_part_of_any_split(device, compute_units):
+    shape = AttentionShape(8, 1, 128, window=300)
+    context = Context(device, shape, 1, 2300, compute_units=compute_units)
+    assert context.plan.first_chunk == 2000 // 256
+    assert context.plan.num_splits <= 2
+    assert largest_error(context) < TOLERANCE
+
+
+def test_chunks_before_the_window_are_not_read(device):
+    """What lies there may be anything: a NaN would spoil every sum that it is part of."""
+    shape = AttentionShape(4, 2, 32, window=40)
+    context = Context(device, shape, 70, 700)
+    context.k[:, :512] = context.v[:, :512] = np.nan  # the first token sees 591 to 630
+    context._store_chunks()
+    assert np.abs(context.run() - Context(device, shape, 70, 700).run()).max() == 0
+
+
 def test_whole_ubatch(device):
     assert largest_error(Context(device, FIXTURE, 512, 700)) < TOLERANCE
 
@@ -131,10 +177,11 @@ def test_huge_scores_stay_finite(device, num_tokens):
 
 
 shapes = st.builds(
-    lambda kv, group, dim: AttentionShape(kv * group, kv, dim),
+    lambda kv, group, dim, window: AttentionShape(kv * group, kv, dim, window=window),
     st.integers(1, 16),
     st.integers(1, 8),
     st.sampled_from([32, 64, 128]),
+    st.none() | st.integers(1, 9000),
 )
 
 
@@ -142,7 +189,9 @@ shapes = st.builds(
 def test_plan_covers_everything_once(shape, num_tokens, position, compute_units):
     context = position + num_tokens
     plan = plan_attention(shape, num_tokens=num_tokens, context_tokens=context, compute_units=compute_units)
-    chunks = -(-context // 256)
+    first = 0 if shape.window is None else max(position - shape.window + 1, 0)  # that any token sees
+    chunks = -(-context // 256) - first // 256
+    assert plan.first_chunk == first // 256
     assert (plan.num_tiles - 1) * plan.tile_tokens < num_tokens <= plan.num_tiles * plan.tile_tokens
     assert (plan.num_splits - 1) * plan.split_chunks < chunks <= plan.num_splits * plan.split_chunks
 

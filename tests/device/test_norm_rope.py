@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mzd.device.attention import AttentionShape
-from mzd.device.elementwise import GatedMul
+from mzd.device.elementwise import GatedMul, SoftCap
 from mzd.device.embedding import Embedding
 from mzd.device.rms_norm import RmsNorm
 from mzd.device.rope import QkvVectors, RopeAngles, RopeKv
@@ -15,7 +15,7 @@ from mzd.formats.layer_config import RopeConfig
 from mzd.formats.weight_layout import repack, unpack
 from mzd.formats.weight_store import TensorSpec
 from tests.reference.blocks import random_blocks
-from tests.reference.model import rms_norm, rotate
+from tests.reference.model import gelu_tanh, rms_norm, rotate
 
 
 class Floats:
@@ -50,6 +50,19 @@ def test_rms_norm(device, shared, cols, num_tokens):
     assert np.abs(y.values - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("cols", [5, 64])
+def test_rms_norm_added(device, shared, cols):
+    rng = np.random.default_rng(cols)
+    x, y = (shared(rng.normal(0, 3, (4, cols)).astype(np.float32)) for _ in "xy")
+    weight = shared(rng.normal(1, 0.3, cols).astype(np.float32))
+    expected = y.values[:3] + rms_norm(x.values[1:].astype(np.float64), weight.values, 1e-6)
+    spec = TensorSpec("norm", GgmlType.F32, 1, cols, 0, 4 * cols)
+    norm = RmsNorm(device, spec, 1e-6, x_address=x.address, y_address=y.address, accumulate=True)
+    norm.enqueue(weight.address, 3, first_row=1)
+    device.finish()
+    assert np.abs(y.values[:3] - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("count", [1, 7, 512, 513, 3 * 512 + 100])
 def test_silu_mul(device, shared, count):
     rng = np.random.default_rng(count)
@@ -63,26 +76,55 @@ def test_silu_mul(device, shared, count):
     assert np.allclose(gate.values, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("count", [1, 7, 513, 3 * 512 + 100])
+def test_gelu_mul(device, shared, count):
+    rng = np.random.default_rng(count)
+    gate_before = rng.normal(0, 4, count).astype(np.float32)
+    gate_before[: min(count, 6)] = [-200.0, 200.0, -5.5, 0.0, -1e30, 1e30][: min(count, 6)]
+    gate, up = shared(gate_before), shared(rng.normal(0, 1, count).astype(np.float32))
+    GatedMul(device, "gelu_tanh").enqueue(gate_address=gate.address, up_address=up.address, count=count)
+    device.finish()
+    expected = gelu_tanh(gate_before.astype(np.float64)) * up.values
+    assert np.allclose(gate.values, expected, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("count", [3, 512, 1300])
+@pytest.mark.parametrize("cap", [4.0, 30.0])
+def test_soft_cap(device, shared, count, cap):
+    before = np.random.default_rng(count).normal(0, 2 * cap, count).astype(np.float32)
+    before[:3] = -1e30, 0.0, 1e30
+    x = shared(before)
+    SoftCap(device, cap, x_address=x.address).enqueue(count)
+    device.finish()
+    assert np.abs(x.values - cap * np.tanh(before.astype(np.float64) / cap)).max() < 1e-6 * cap
+
+
 class RopeCase:
     """rope_kv over random q, k, v, into chunks that hold a mark where nothing may be written."""
 
     MARK = np.float16(77.0)
     HEADS, KV_HEADS, DIM = 6, 2, 40
 
-    def __init__(self, device, shared, style, dims, position, num_tokens):
+    def __init__(self, device, shared, style, dims, position, num_tokens, *, biases=False, norms=False):
         rng = np.random.default_rng(position)
         self.position, self.num_tokens = position, num_tokens
         self.q_before = rng.normal(0, 1, (num_tokens, self.HEADS, self.DIM)).astype(np.float32)
         self.k_before, self.v_before = (
             rng.normal(0, 1, (num_tokens, self.KV_HEADS, self.DIM)).astype(np.float32) for _ in "kv"
         )
-        self.rope = RopeConfig(style, 10000.0, dims, tuple(1.0 + 0.5 * np.arange(dims // 2)))
+        factors = tuple(1.0 + 0.5 * np.arange(dims // 2))
+        self.rope = RopeConfig(style, 10000.0, dims, factors) if dims else None
         self.num_chunks = -(-(position + num_tokens) // 256)
+        heads = (self.HEADS, self.KV_HEADS, self.KV_HEADS)
+        self.biases = [shared(rng.normal(0, 1, n * self.DIM).astype(np.float32)) for n in heads if biases]
+        self.norms = [shared(rng.normal(1, 0.3, self.DIM).astype(np.float32)) for _ in "qk" if norms]
         self._launch(device, shared)
 
     def _launch(self, device, shared):
-        angles = shared(np.zeros((self.num_tokens, 2, self.rope.dimensions // 2), np.float32))
-        RopeAngles(self.rope).write(angles.values, self.position)
+        dims = self.rope.dimensions if self.rope else 2
+        angles = shared(np.zeros((self.num_tokens, 2, dims // 2), np.float32))
+        if self.rope:
+            RopeAngles(self.rope).write(angles.values, self.position)
         self.chunks = shared(np.full((self.num_chunks, 2, self.KV_HEADS, 256 * self.DIM), self.MARK))
         chunk_bytes = self.chunks.values[0].nbytes
         order = np.arange(self.num_chunks)[::-1].astype(np.uint64)
@@ -92,7 +134,7 @@ class RopeCase:
             device,
             AttentionShape(self.HEADS, self.KV_HEADS, self.DIM),
             self.rope,
-            QkvVectors(),
+            QkvVectors(self.specs(self.biases), self.specs(self.norms), 1e-5),
             step_address=shared(np.array([self.position], np.int32)).address,
             angles_address=angles.address,
             chunk_table_address=table.address,
@@ -100,6 +142,18 @@ class RopeCase:
             0, q_address=self.q.address, k_address=k.address, v_address=v.address, num_tokens=self.num_tokens
         )
         device.finish()
+
+    @staticmethod
+    def specs(vectors):
+        """Where the vectors are in a unit that begins at address 0."""
+        return tuple(TensorSpec("", GgmlType.F32, 1, v.values.size, v.address, 0) for v in vectors)
+
+    def prepared(self, number, heads):
+        """q, k or v, by number, as it is before it rotates; in float64."""
+        x = heads.astype(np.float64)
+        if self.biases:
+            x += self.biases[number].values.reshape(heads.shape[1:])
+        return rms_norm(x, self.norms[number].values, 1e-5) if self.norms and number < 2 else x
 
     def kv(self):
         """(tokens, kv_heads, dim) float16 of K and of V, over all chunks."""
@@ -110,6 +164,8 @@ class RopeCase:
 
     def rotated(self, heads):
         """(tokens, heads, dim) rotated in float64."""
+        if not self.rope:
+            return heads
         dims = self.rope.dimensions
         frequencies = 10000.0 ** (-np.arange(0, dims, 2) / dims) / np.array(self.rope.freq_factors)
         positions = np.arange(self.position, self.position + self.num_tokens)
@@ -130,6 +186,17 @@ def test_rope_kv(device, shared, style, dims, position, num_tokens):
     for x in (k, v):
         x[new] = case.MARK
         assert (x == case.MARK).all()
+
+
+@pytest.mark.parametrize(("biases", "norms"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("dims", [0, 24])
+def test_biases_and_norms_come_before_the_rotation(device, shared, biases, norms, dims):
+    case = RopeCase(device, shared, "halves", dims, 250, 20, biases=biases, norms=norms)
+    q, k, v = (case.prepared(i, x) for i, x in enumerate((case.q_before, case.k_before, case.v_before)))
+    stored_k, stored_v = (x[250:270] for x in case.kv())
+    assert np.abs(case.q.values - case.rotated(q)).max() < 4e-6
+    assert np.abs(stored_k - case.rotated(k)).max() < 4e-3  # half an ulp of float16 near 8
+    assert np.abs(stored_v - v).max() < 4e-3
 
 
 def test_rope_kv_saturates(device, shared):
@@ -165,6 +232,18 @@ def test_embedding_rows(device, shared, type, num_blocks):
     device.finish()
     expected = unpack(type, packed, rows, cols)[tokens]
     assert np.allclose(x.values, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+
+
+def test_embedding_rows_scaled(device, shared):
+    weights = np.random.default_rng(1).normal(0, 1, (16, 96)).astype(np.float32)
+    packed = repack(GgmlType.F32, weights.view(np.uint8).reshape(-1), 16, 96)
+    tokens = np.array([15, 0, 7], np.int32)
+    spec = TensorSpec("token_embd", GgmlType.F32, 16, 96, 0, len(packed))
+    x = shared(np.zeros((3, 96), np.float32))
+    addresses = {"tokens_address": shared(tokens).address, "x_address": x.address}
+    Embedding(device, spec, **addresses, scale=5.5).enqueue(shared(packed).address, 3)
+    device.finish()
+    assert np.allclose(x.values, 5.5 * weights[tokens], rtol=1e-6)
 
 
 def test_embedding_rows_of_bfloat16_keep_every_bit(device, shared):

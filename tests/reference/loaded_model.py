@@ -13,13 +13,26 @@ from tests.reference.model import pack_units, read_model
 
 
 class LoadedModel:
-    """An engine with a model's units bound; `close` frees all of it."""
+    """An engine with a model's units bound; `close` frees all of it.
+
+    `edit` changes the index between the packing of the units and the making of the engine.
+    """
 
     def __init__(
-        self, device, path: Path, *, context_tokens=1024, ubatch_tokens=512, logit_rows=8, activations="f32"
+        self,
+        device,
+        path: Path,
+        *,
+        context_tokens=1024,
+        ubatch_tokens=512,
+        logit_rows=8,
+        activations="f32",
+        edit=lambda index: index,
     ):
+        self.name = path.stem
         self.file = read_model(path)
-        self.index, layers, head = pack_units(self.file)
+        index, layers, head = pack_units(self.file)
+        self.index = edit(index)
         self._device = device
         self._reservations = []
         self.engine = Engine(
