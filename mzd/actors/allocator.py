@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,7 @@ from mzd.actors.restore_operation import RestoreEnds, RestoreOperation, RestoreP
 from mzd.errors import MzdError
 from mzd.memory.backend import Lease
 from mzd.memory.baseline import Baseline
+from mzd.memory.in_memory_swap import DetachedPages, free_pages
 from mzd.memory.restore_trace import RestoreTrace
 from mzd.memory.unit_table import KvCache, UnitTable, chunks_of
 from mzd.messages.evict_path import DropContext, Evict, EvictOutcome
@@ -52,6 +53,15 @@ TRACES_KEPT = 16
 
 MEMORY_POLL_S = 0.05
 """How often a restore that waits for memory looks again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Garbage:
+    """What nobody refers to any more: leases, copies on flash, pages of the in-memory swap."""
+
+    leases: Sequence[Lease] = ()
+    units: Sequence[KvUnit] = ()
+    pages: DetachedPages | None = None
 
 
 @dataclass(slots=True)
@@ -90,7 +100,7 @@ class Allocator:
     _arrived: trio.Event = field(default_factory=trio.Event)
     _running: RestoreOperation | None = None
     _abandoned: set[int] = field(default_factory=set)
-    _garbage: list[tuple[list[Lease], list[KvUnit]]] = field(default_factory=list)
+    _garbage: list[_Garbage] = field(default_factory=list)
 
     @property
     def last_trace(self) -> RestoreTrace | None:
@@ -157,6 +167,8 @@ class Allocator:
             self._running.abandoned = True
             self._running.afterwards = partial(self._finish_use, message)
             return
+        if not cache.in_use:
+            return  # its restore never began: all is as it was, and an eviction may be at work on it
         cache.in_use = False
         cache.last_used_s = trio.current_time()
         self._cut(cache, chunks_of(min(len(message.tokens), self._intact(cache))))
@@ -184,7 +196,7 @@ class Allocator:
             )
             cache.copies[stale, chunk] = CopyKind.NONE
             cache.incompressible[:, chunk] = False
-            self._discard([], [cache.unit((int(layer), chunk)) for layer in stale])
+            self._discard(_Garbage(units=[cache.unit((int(layer), chunk)) for layer in stale]))
 
     def _intact(self, cache: KvCache) -> int:
         return intact_tokens(cache.snapshot(), cache.num_chunks * CHUNK_TOKENS)
@@ -196,23 +208,27 @@ class Allocator:
         on_flash = np.argwhere(cache.copies[:, num_chunks:] != 0)
         units = [cache.unit((int(layer), int(chunk) + num_chunks)) for layer, chunk in on_flash]
         leases, slots = cache.cut(num_chunks)
-        for slot in reversed(slots):
-            self.restore_parts.payloads.release(slot)
-        self._discard(leases, units)
+        pages = self.restore_parts.payloads.detach(reversed(slots))
+        self._discard(_Garbage(leases=leases, units=units, pages=pages))
 
-    def _discard(self, leases: list[Lease], units: list[KvUnit]) -> None:
+    def _discard(self, garbage: _Garbage) -> None:
         """Leave memory and slots that nobody refers to any more to the operating task: it may wait."""
-        self._garbage.append((leases, units))
+        self._garbage.append(garbage)
         self._arrived.set()
 
     async def _collect_garbage(self) -> None:
         while self._garbage:
-            leases, units = self._garbage.pop()
-            await self.evict_parts.workers.run(self.restore_parts.memory.release, leases)
-            try:
-                await self.evict_parts.workers.run(self.restore_parts.storage.free, units)
-            except MzdError as error:  # the copies stay and are harmless: their hash fits no tokens
-                log.warning("stale copies stay on flash: %s", error)
+            await self.evict_parts.workers.run(self._give_back, self._garbage.pop())
+
+    def _give_back(self, garbage: _Garbage) -> None:
+        """Runs in a thread."""
+        self.restore_parts.memory.release(garbage.leases)
+        if garbage.pages is not None:
+            free_pages(garbage.pages)
+        try:
+            self.restore_parts.storage.free(garbage.units)
+        except MzdError as error:  # the copies stay and are harmless: their hash fits no tokens
+            log.warning("stale copies stay on flash: %s", error)
 
     async def _operate(self) -> None:
         while True:
@@ -301,6 +317,7 @@ class Allocator:
             await operation.run()
         finally:
             self._running = None
+            self._discard(_Garbage(pages=self.restore_parts.payloads.detach(operation.spent_payloads)))
             self._cut(cache, chunks_of(self._intact(cache)))
             if operation.afterwards is not None:
                 operation.afterwards()

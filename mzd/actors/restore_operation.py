@@ -14,7 +14,7 @@ import trio
 
 from mzd.errors import MzdError
 from mzd.memory.backend import Lease, MemoryBackend
-from mzd.memory.in_memory_swap import InMemorySwap
+from mzd.memory.in_memory_swap import InMemorySwap, Slot
 from mzd.memory.restore_trace import RestoreTrace
 from mzd.memory.staging import StagingBuffer, StagingPool
 from mzd.memory.storage_swap import StorageSwap
@@ -73,6 +73,9 @@ class RestoreParts:
 class RestoreOperation:
     """One restore. `run` may be called once.
 
+    Payloads that were decoded are left in `spent_payloads`: their segments are released after the restore,
+    since unmapping waits for whoever faults pages in, and the first token would wait with it.
+
     Whatever happens, every unit is in a settled state when `run` returns: resident, or where it was, or
     (its copy being damaged) absent and cut off with all that lies behind it.
     """
@@ -87,6 +90,7 @@ class RestoreOperation:
     abandoned: bool = False
     afterwards: Callable[[], None] | None = None
     failure: MzdError | None = None
+    spent_payloads: list[Slot] = field(default_factory=list)
     _leases: dict[UnitId, Lease] = field(default_factory=dict)
     _outstanding: dict[int | None, int] = field(default_factory=dict)
     _in_flight: int = 0
@@ -152,8 +156,8 @@ class RestoreOperation:
         units: list[UnitId] = [WeightUnit(layer.layer)] if layer.weights_bytes else []
         units += [KvUnit(self.cache.name, layer.layer, chunk) for chunk in layer.chunks]
         await self._populate(units, layer.layer)
-        for chunk in layer.allocate:
-            self._deliver(KvUnit(self.cache.name, layer.layer, chunk), Event.ALLOCATE)
+        self.cache.apply_row(layer.layer, layer.allocate, Event.ALLOCATE)
+        self._take_leases(layer.layer, self._kv_units(layer.layer, layer.allocate))
         await self._announce_if_ready(layer.layer)
         if layer.weights_bytes:
             await self._send_read(self._weight_read(WeightUnit(layer.layer)))
@@ -189,20 +193,28 @@ class RestoreOperation:
             yield chunks[start : start + count]
 
     async def _send_read(self, read: ReadUnits) -> None:
-        for unit in read.units:
-            self.parts.units.apply(unit, Event.RESTORE if isinstance(unit, KvUnit) else Event.LOAD)
+        self._apply(read.layer, read.units, Event.RESTORE, Event.LOAD)
         self._in_flight += len(read.units)
         await self.ends.reads.send(read)
 
     async def _send_decode(self, layer: LayerIndex, chunks: Sequence[ChunkIndex]) -> None:
         units = self._kv_units(layer, chunks)
         payloads = np.array([self.cache.payloads[layer, chunk].address for chunk in chunks], np.uint64)
-        for unit in units:
-            self.parts.units.apply(unit, Event.RESTORE)
+        self.cache.apply_row(layer, chunks, Event.RESTORE)
         self._in_flight += len(units)
         await self.ends.decodes.send(
             DecodeChunks(self.restore_id, layer, units, payloads, self._addresses(units))
         )
+
+    def _apply(self, layer: int | None, units: Sequence[UnitId], kv_event: Event, event: Event) -> None:
+        """Move a batch, which is of one layer and of one kind, along one arrow."""
+        chunks = [unit.chunk for unit in units if isinstance(unit, KvUnit)]
+        if chunks:
+            assert layer is not None
+            self.cache.apply_row(layer, chunks, kv_event)
+        else:
+            for unit in units:
+                self.parts.units.apply(unit, event)
 
     def _kv_units(self, layer: LayerIndex, chunks: Sequence[ChunkIndex]) -> tuple[KvUnit, ...]:
         return tuple(KvUnit(self.cache.name, layer, chunk) for chunk in chunks)
@@ -283,30 +295,28 @@ class RestoreOperation:
         match fact:
             case UnitsRestored():
                 self.trace.add(fact.lane, fact.layer, fact.start_ns, fact.end_ns, fact.size_bytes)
-                self._deliver_all(fact.units)
+                self._deliver_all(fact.layer, fact.units)
             case UnitsFailed():
-                self._deliver_all(fact.restored)
+                self._deliver_all(fact.layer, fact.restored)
                 self._lose_all(fact)
         await self._announce_if_ready(fact.layer)
 
-    def _deliver_all(self, units: Sequence[UnitId]) -> None:
+    def _deliver_all(self, layer: int | None, units: Sequence[UnitId]) -> None:
+        """These units hold their content: they are resident from here on."""
         self._in_flight -= len(units)
-        for unit in units:
-            self._deliver(unit, Event.RESTORE_DONE if isinstance(unit, KvUnit) else Event.LOAD_DONE)
+        decoded = [place for place in _places(units) if self.cache.state(place) is UnitState.DECODING]
+        self._apply(layer, units, Event.RESTORE_DONE, Event.LOAD_DONE)
+        self.spent_payloads += [self.cache.payloads.pop(place) for place in decoded]
+        self._take_leases(layer, units)
 
-    def _deliver(self, unit: UnitId, event: Event) -> None:
-        """The unit holds its content: it is resident from here on."""
-        lease = self._leases.pop(unit)
-        if isinstance(unit, KvUnit):
-            place: Place = (unit.layer, unit.chunk)
-            if self.cache.state(place) is UnitState.DECODING:
-                self.parts.payloads.release(self.cache.payloads.pop(place))
-            self.cache.leases[place] = lease
-            self._outstanding[unit.layer] -= 1
-        else:
-            self.parts.units.whole(unit).lease = lease
-            self._outstanding[unit.layer if isinstance(unit, WeightUnit) else HEAD] -= 1
-        self.parts.units.apply(unit, event)
+    def _take_leases(self, layer: int | None, units: Sequence[UnitId]) -> None:
+        self._outstanding[layer] -= len(units)
+        for unit in units:
+            lease = self._leases.pop(unit)
+            if isinstance(unit, KvUnit):
+                self.cache.leases[unit.layer, unit.chunk] = lease
+            else:
+                self.parts.units.whole(unit).lease = lease
 
     def _lose_all(self, fact: UnitsFailed) -> None:
         """A damaged chunk is lost, and the tokens from its first one on; they can be computed again."""
@@ -370,3 +380,7 @@ class RestoreOperation:
         if self.failure is None and self.abandoned:
             return MzdError("cancelled", "the restore was abandoned")
         return self.failure
+
+
+def _places(units: Sequence[UnitId]) -> list[Place]:
+    return [(unit.layer, unit.chunk) for unit in units if isinstance(unit, KvUnit)]

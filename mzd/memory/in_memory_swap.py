@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mzd import native
@@ -42,6 +43,28 @@ class SwapStatistics:
     reserved_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class DetachedPages:
+    """Memory that the swap has let go of: ranges of segments that live on, and whole segments."""
+
+    ranges: tuple[tuple[int, int], ...]
+    segments: tuple[mmap.mmap, ...]
+
+
+def free_pages(detached: DetachedPages) -> None:
+    """Give detached pages back to the system; may run in any thread.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    for address, size_bytes in detached.ranges:
+        code = native.release(address, size_bytes)
+        if code:
+            raise OSError(-code, f"cannot release pages: {os.strerror(-code)}")
+    for segment in detached.segments:
+        segment.close()
+
+
 def _pages(size_bytes: int) -> int:
     return -(-size_bytes // native.PAGE_BYTES) * native.PAGE_BYTES
 
@@ -59,6 +82,9 @@ class _Segment:
     def top(self) -> int:
         """Address behind the highest slot: what is below and free stays unused, and costs nothing."""
         return self.slots[-1].address + _pages(self.slots[-1].size_bytes) if self.slots else self.address
+
+    def holds(self, address: int) -> bool:
+        return self.address <= address < self.address + self.size_bytes
 
     @property
     def room_bytes(self) -> int:
@@ -109,22 +135,32 @@ class InMemorySwap:
         Raises:
             RuntimeError: the slot was released before, or is another swap's.
         """
-        segment = self._live.pop(slot, None)
-        if segment is None:
-            raise RuntimeError(f"the slot at {slot.address:#x} is not in use")
-        self._count(slot, -1)
-        segment.slots.remove(slot)
-        if segment.slots:
-            self._drop_pages(slot)
-        else:
-            self._segments.remove(segment)
-            segment.memory.close()
+        free_pages(self.detach([slot]))
 
-    @staticmethod
-    def _drop_pages(slot: Slot) -> None:
-        code = native.release(slot.address, _pages(slot.size_bytes))
-        if code:
-            raise OSError(-code, f"cannot release pages: {os.strerror(-code)}")
+    def detach(self, slots: Iterable[Slot]) -> DetachedPages:
+        """Take payloads off the books without giving their pages back: `free_pages` does that, in a thread.
+
+        Unmapping waits for whoever faults pages in meanwhile, and the owner's loop must not wait with it.
+
+        Raises:
+            RuntimeError: a slot was released before, or is another swap's.
+        """
+        ranges: list[tuple[int, int]] = []
+        emptied: list[mmap.mmap] = []
+        for slot in slots:
+            segment = self._live.pop(slot, None)
+            if segment is None:
+                raise RuntimeError(f"the slot at {slot.address:#x} is not in use")
+            self._count(slot, -1)
+            while segment.slots and segment.slots[-1] not in self._live:
+                segment.slots.pop()
+            if segment.slots:
+                ranges.append((slot.address, _pages(slot.size_bytes)))
+            else:
+                self._segments.remove(segment)
+                emptied.append(segment.memory)
+                ranges = [found for found in ranges if not segment.holds(found[0])]
+        return DetachedPages(tuple(ranges), tuple(emptied))
 
     def _count(self, slot: Slot, sign: int) -> None:
         self._payload_bytes += sign * slot.size_bytes

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mzd.formats.prefix_hash import prefix_hashes
 from mzd.memory.backend import Lease
 from mzd.memory.in_memory_swap import Slot
-from mzd.policy.residency import BUFFER_STATES, Event, UnitState, advance
+from mzd.policy.residency import BUFFER_STATES, Event, UnitState, advance, advance_all
 from mzd.policy.snapshot import (
     ContextSnapshot,
     CopyKind,
@@ -94,6 +94,11 @@ class KvCache:
     def apply(self, place: Place, event: Event) -> None:
         """Move one chunk along one arrow of the transition table."""
         self.states[place] = advance(self.state(place), event)
+
+    def apply_row(self, layer: int, chunks: Sequence[int], event: Event) -> None:
+        """Move several chunks of one layer along one arrow: all of them, or none if one cannot."""
+        columns = np.asarray(chunks, np.intp)
+        self.states[layer, columns] = advance_all(self.states[layer, columns], event)
 
     def unit(self, place: Place) -> KvUnit:
         """The name of one chunk."""

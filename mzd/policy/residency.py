@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from enum import Enum, IntEnum
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class UnitState(IntEnum):
     """Where a unit's content is. The numbers fit uint8 arrays (`policy/snapshot.py`).
@@ -155,3 +158,33 @@ def advance(state: UnitState, event: Event) -> UnitState:
         return TRANSITIONS[state, event]
     except KeyError:
         raise IllegalTransition(f"a unit that is {state.name} cannot take {event.name}") from None
+
+
+_ILLEGAL: Final = 255
+_ROWS: Final = {event: row for row, event in enumerate(Event)}
+
+
+def _arrow_table() -> NDArray[np.uint8]:
+    table = np.full((len(Event), len(UnitState)), _ILLEGAL, np.uint8)
+    for (state, event), after in TRANSITIONS.items():
+        table[_ROWS[event], state] = after
+    return table
+
+
+_ARROWS: Final = _arrow_table()
+
+
+def advance_all(states: NDArray[np.uint8], event: Event) -> NDArray[np.uint8]:
+    """`advance` for an array of states, of one event that happens to all of them.
+
+    Args:
+        states: any shape, uint8 of `UnitState`.
+
+    Raises:
+        IllegalTransition: for one of them the table has no such arrow; nothing has changed.
+    """
+    after: NDArray[np.uint8] = _ARROWS[_ROWS[event]][states]
+    if (after == _ILLEGAL).any():
+        wrong = UnitState(int(states[after == _ILLEGAL][0]))
+        raise IllegalTransition(f"a unit that is {wrong.name} cannot take {event.name}")
+    return after

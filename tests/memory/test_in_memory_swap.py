@@ -7,10 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from mzd import native
 from mzd.errors import MzdError
 from mzd.memory import in_memory_swap
-from mzd.memory.in_memory_swap import InMemorySwap
+from mzd.memory.in_memory_swap import InMemorySwap, free_pages
 from mzd.memory.process_memory import read_process_memory
+from mzd.policy.units import PAGE_BYTES
 
 KIB = 1024
 PAGE = 4 * KIB
@@ -163,3 +165,17 @@ class SwapMachine(RuleBasedStateMachine):
 
 TestSwapMachine = SwapMachine.TestCase
 TestSwapMachine.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+
+
+def test_detached_pages_go_when_they_are_freed_and_count_no_more_at_once():
+    swap = InMemorySwap(segment_bytes=4 * PAGE_BYTES)
+    slots = [swap.push(PAGE_BYTES) for _ in range(6)]
+    for slot in slots:
+        native.fill(slot.address, slot.size_bytes, 1)
+    detached = swap.detach([slots[5], slots[4], slots[1]])
+    assert swap.statistics().num_payloads == 3
+    assert native.resident_bytes(slots[1].address, PAGE_BYTES) == PAGE_BYTES
+    free_pages(detached)
+    assert native.resident_bytes(slots[1].address, PAGE_BYTES) == 0
+    assert native.resident_bytes(slots[0].address, PAGE_BYTES) == PAGE_BYTES
+    assert swap.statistics().reserved_bytes == 4 * PAGE_BYTES

@@ -1,5 +1,6 @@
 """The arrows between unit states: what there is, and that there is nothing else."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from mzd.policy.residency import (
     IllegalTransition,
     UnitState,
     advance,
+    advance_all,
 )
 
 S, E = UnitState, Event
@@ -80,3 +82,13 @@ def test_weights_never_reach_a_state_of_kv_and_kv_none_of_weights():
 def test_a_unit_with_content_in_memory_holds_a_buffer_or_a_payload():
     nowhere_in_ram = {S.ABSENT, S.DROPPED, S.STORED, S.STORED_COMPRESSED}
     assert set(S) - nowhere_in_ram == BUFFER_STATES | PAYLOAD_STATES
+
+
+@pytest.mark.parametrize("event", list(Event))
+def test_an_array_of_states_moves_as_its_states_do(event):
+    legal = [state for state in UnitState if (state, event) in TRANSITIONS]
+    moved = advance_all(np.array(legal, np.uint8), event)
+    assert moved.tolist() == [advance(state, event) for state in legal]
+    for state in set(UnitState) - set(legal):
+        with pytest.raises(IllegalTransition, match=state.name):
+            advance_all(np.array([*legal, state], np.uint8), event)
