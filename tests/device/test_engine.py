@@ -10,22 +10,15 @@ import pytest
 
 from mzd.device.engine import Engine
 from mzd.errors import MzdError
+from tests.reference.golden import FIXTURES, disagreement, golden_models, wrong_where_clear
 from tests.reference.loaded_model import LoadedModel
 from tests.reference.model import ReferenceModel
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 REAL_MODEL = Path(os.environ.get("MZD_TEST_MODEL", ".models/SmolLM2-135M-Instruct.Q4_1.gguf"))
 
 ROUNDED_FILES = ["llama-Q8_0", "llama-Q4_0", "llama-Q4_1"]
 ROUNDED_FILES += ["llamawide-Q4_K", "llamawide-Q5_K", "llamawide-Q6_K"]
 FILES = ["llama2l-F32", "llama-F16", "llama-BF16", *ROUNDED_FILES]
-
-
-@pytest.fixture(scope="module")
-def golden():
-    """The golden values of each model file."""
-    expected = json.loads((FIXTURES / "expected.json").read_text())
-    return {model["file"]: model for model in expected["models"]}
 
 
 @pytest.fixture(scope="module", params=FILES)
@@ -44,31 +37,20 @@ def small(device):
     model.close()
 
 
-async def check_greedy(model, prompt, golden):
-    """Tokens up to the first doubtful step, and the first logits."""
-    tokens, first = await model.greedy(prompt["tokens"], len(prompt["continuation"]))
-    steps = prompt["compare_steps"]
-    assert tokens[:steps] == prompt["continuation"][:steps]
-    allowed = max(0.05, 2 * golden["max_logit_change_from_float16_kv"])
-    for token, logit in prompt["top5_first"]:
-        assert abs(first[token] - logit) < allowed
-
-
 @pytest.mark.parametrize("prompt", range(5))
-async def test_golden_continuations(loaded, golden, prompt):
-    model = golden[loaded.index.source.name]
-    await check_greedy(loaded, model["prompts"][prompt], model)
+async def test_golden_continuations(loaded, prompt):
+    golden = golden_models()[loaded.name]
+    assert await disagreement(loaded, golden["prompts"][prompt], golden) is None
 
 
 @pytest.mark.parametrize("file", ROUNDED_FILES)
-async def test_golden_steps_with_rounded_activations(device, golden, file):
+async def test_golden_steps_with_rounded_activations(device, file):
     """Activations in 8 bits move logits by up to one: wherever the margin is wider, the token is the same."""
     model = LoadedModel(device, FIXTURES / f"{file}.gguf", activations="int8")
     compared = 0
-    for prompt in golden[f"{file}.gguf"]["prompts"]:
-        choices = await model.forced(prompt["tokens"], prompt["continuation"])
-        clear = [i for i, margin in enumerate(prompt["margins"]) if margin >= 1.0]
-        assert [choices[i] for i in clear] == [prompt["continuation"][i] for i in clear]
+    for prompt in golden_models()[file]["prompts"]:
+        clear, wrong = await wrong_where_clear(model, prompt)
+        assert not wrong
         compared += len(clear)
     assert compared > 50
     model.close()
@@ -219,7 +201,7 @@ def smollm2():
 @pytest.mark.parametrize("case", range(6))
 async def test_real_model_continues_as_expected(real_model, smollm2, case):
     prompt = smollm2["greedy"][case]
-    await check_greedy(real_model, prompt, prompt)
+    assert await disagreement(real_model, prompt, prompt) is None
 
 
 @pytest.mark.model

@@ -27,9 +27,58 @@ def llama():
     return pack_units(read_model(FIXTURES / "llama-Q4_1.gguf"))[0]
 
 
+def broken(source, right, wrong):
+    """`kernel_source`, with something wrong in one source."""
+
+    def read(name):
+        text = kernel_source(name)
+        assert name != source or right in text
+        return text.replace(right, wrong) if name == source else text
+
+    return read
+
+
 @pytest.mark.parametrize("activations", ["f32", "int8"])
 def test_passes(device, index, activations):
     self_test(device, index, activations=activations)
+
+
+ARCHITECTURE_FILES = ["qwen2-F16", "qwen3-F16", "exaone4hybrid-F16", "gemma2-F16", "gemma3-F16"]
+
+
+@pytest.mark.parametrize("file", ARCHITECTURE_FILES)
+def test_passes_for_every_architecture(device, file):
+    self_test(device, pack_units(read_model(FIXTURES / f"{file}.gguf"))[0], activations="f32")
+
+
+def test_passes_for_the_caps_and_windows_of_real_models(device):
+    index = pack_units(read_model(FIXTURES / "gemma2-F16.gguf"))[0]
+    layers = tuple(replace(layer, window=layer.window and 4096) for layer in index.config.layers)
+    config = replace(index.config, layers=layers, attention_softcap=50.0, head_dim=256)
+    self_test(device, replace(index, config=config), activations="f32")
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "right", "wrong", "kernel"),
+    [
+        ("gemma2-F16", "norm", "vload8(0, y) + (v)", "(v)", "rms_norm, accumulated"),
+        ("gemma2-F16", "elementwise", "0.044715f", "0.04f", "gated_mul, gelu_tanh"),
+        ("gemma2-F16", "elementwise", "cap - 2.0f * cap", "cap - 1.99f * cap", "soft_cap"),
+        ("gemma2-F16", "embedding", "x[c] *= SCALE", "x[c] *= 2.0f", "embed, F16"),
+        ("gemma2-F16", "attention", "capped(loadv(v, score))", "loadv(v, score)", "attention, 1 tokens"),
+        ("gemma2-F16", "attention", "(limit) - WINDOW", "(limit) - WINDOW - 1", "attention, 1 tokens"),
+        ("gemma3-F16", "rope", "QK_NORM_EPS);", "0.1f);", "rope_kv, q"),
+        ("qwen2-F16", "rope", "add_bias(q, q_bias", "add_bias(q, k_bias", "rope_kv, q"),
+        ("qwen2-F16", "rope", "add_bias(v, v_bias", "add_bias(v, k_bias", "rope_kv, V"),
+    ],
+)
+def test_names_what_is_wrong_with_a_variant(device, monkeypatch, file, source, right, wrong, kernel):
+    monkeypatch.setattr(mzd.device.opencl, "kernel_source", broken(source, right, wrong))
+    monkeypatch.setattr(device, "_programs", {})
+    index = pack_units(read_model(FIXTURES / f"{file}.gguf"))[0]
+    with pytest.raises(MzdError, match="the device computes") as raised:
+        self_test(device, index, activations="f32")
+    assert raised.value.data["kernel"] == kernel
 
 
 def test_passes_for_halves(device, llama):
@@ -52,12 +101,7 @@ def test_passes_for_halves(device, llama):
     ],
 )
 def test_names_what_is_wrong(device, llama, monkeypatch, source, right, wrong, kernel):
-    def broken(name):
-        text = kernel_source(name)
-        assert name != source or right in text
-        return text.replace(right, wrong) if name == source else text
-
-    monkeypatch.setattr(mzd.device.opencl, "kernel_source", broken)
+    monkeypatch.setattr(mzd.device.opencl, "kernel_source", broken(source, right, wrong))
     monkeypatch.setattr(device, "_programs", {})
     with pytest.raises(MzdError, match="the device computes") as raised:
         self_test(device, llama, activations="f32")
