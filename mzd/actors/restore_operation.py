@@ -161,11 +161,11 @@ class RestoreOperation:
         await self._announce_if_ready(layer.layer)
         if layer.weights_bytes:
             await self._send_read(self._weight_read(WeightUnit(layer.layer)))
-        for batch in self._batches(layer.decode):
+        for batch in _batches(layer.decode, BATCH_BYTES // self.plan.chunk_bytes):
             await self._send_decode(layer.layer, batch)
-        for batch in self._batches(layer.read):
+        for batch in _batches(layer.read, BATCH_BYTES // self.plan.chunk_bytes):
             await self._send_read(self._chunk_read(layer.layer, batch))
-        for batch in self._batches(layer.read_decode, self.parts.staging.slot_bytes):
+        for batch in _batches(layer.read_decode, self._staged_chunks):
             await self._send_read(await self._payload_read(layer.layer, batch))
 
     async def _dispatch_head(self) -> None:
@@ -185,12 +185,10 @@ class RestoreOperation:
             "allocate", layer, start_ns, time.monotonic_ns(), sum(lease.size_bytes for lease in leases)
         )
 
-    def _batches(
-        self, chunks: Sequence[ChunkIndex], batch_bytes: int = BATCH_BYTES
-    ) -> Iterator[Sequence[ChunkIndex]]:
-        count = max(1, batch_bytes // self.plan.chunk_bytes)
-        for start in range(0, len(chunks), count):
-            yield chunks[start : start + count]
+    @property
+    def _staged_chunks(self) -> int:
+        """Payloads that one staging slot holds."""
+        return self.parts.staging.slot_bytes // self.parts.units.kv_sizes.compressed_slot_bytes
 
     async def _send_read(self, read: ReadUnits) -> None:
         self._apply(read.layer, read.units, Event.RESTORE, Event.LOAD)
@@ -384,3 +382,9 @@ class RestoreOperation:
 
 def _places(units: Sequence[UnitId]) -> list[Place]:
     return [(unit.layer, unit.chunk) for unit in units if isinstance(unit, KvUnit)]
+
+
+def _batches(chunks: Sequence[ChunkIndex], count: int) -> Iterator[Sequence[ChunkIndex]]:
+    """Cut into pieces of `count`, or of one chunk where not even that fits."""
+    for start in range(0, len(chunks), max(1, count)):
+        yield chunks[start : start + max(1, count)]

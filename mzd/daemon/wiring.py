@@ -40,9 +40,9 @@ from mzd.model.weight_store import WeightStore
 UBATCH_TOKENS = 512
 """Tokens of one prefill pass: long enough for the matrix kernels, short enough to bound scratch memory."""
 
-STAGING_SLOT_BYTES = 1024 * 1024
-STAGING_SLOTS = 8
-"""Payloads between flash and the decompressor: reads of about a megabyte, a few in flight, 8 MiB in all."""
+STAGING_SLOT_BYTES = 4 * 1024 * 1024
+STAGING_SLOTS = 4
+"""Payloads between flash and the decompressor: a long layer in one message, and a few in flight."""
 
 
 @dataclass(slots=True)

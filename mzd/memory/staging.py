@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import trio
 
 from mzd.errors import MzdError
-from mzd.policy.units import PAGE_BYTES
+from mzd.policy.units import HUGE_PAGE_BYTES, PAGE_BYTES
 
 
 @dataclass(slots=True, eq=False)
@@ -65,15 +66,20 @@ class StagingPool:
         return StagingBuffer(address, self.slot_bytes, self, borrower)
 
     def _map_slot(self) -> int:
+        """A slot begins on a huge page: direct reads into untouched small pages run at half the speed."""
+        size_bytes = self.slot_bytes + HUGE_PAGE_BYTES
         try:
-            slot = mmap.mmap(-1, self.slot_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            slot = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise MzdError(
                 "insufficient_memory",
                 f"the system maps no {self.slot_bytes} bytes to read payloads into: {error.strerror}",
                 requested_bytes=self.slot_bytes,
             ) from error
-        address = ctypes.addressof(ctypes.c_char.from_buffer(slot))
+        with contextlib.suppress(OSError):  # a kernel without huge pages refuses the advice
+            slot.madvise(mmap.MADV_HUGEPAGE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(slot))
+        address = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         self._maps[address] = slot
         return address
 
