@@ -92,7 +92,8 @@ class EvictOperation:
         while self.freed_bytes < self.goal_bytes:
             before, num_failed = self.freed_bytes, len(self.failed)
             plan = self.plan(self.goal_bytes - self.freed_bytes, self.failed)
-            self._warn(plan.warnings)
+            if Destination.FLASH not in self.failed:  # else the reason has been given, and may be another
+                self._warn(plan.warnings)
             for window in _windows(plan.steps, self.parts.units.kv_sizes.chunk_bytes):
                 await self._carry_out(window)
             if len(self.failed) > num_failed:
