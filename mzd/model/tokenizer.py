@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, assert_never
 
-import tokenizers
-from tokenizers.models import BPE
-
-from mzd.errors import FormatError, MzdError
-from mzd.model.vocabulary import CONTROL_TYPES, TokenType, Vocabulary, read_vocabulary
+from mzd.errors import MzdError
+from mzd.model import byte_pairs, sentence_pieces
+from mzd.model.byte_pairs import BytePairEncoder
+from mzd.model.sentence_pieces import SentencePieceEncoder
+from mzd.model.vocabulary import (
+    CONTROL_TYPES,
+    BytePairs,
+    SentencePieces,
+    Vocabulary,
+    any_of,
+    read_vocabulary,
+)
 
 log = logging.getLogger(__name__)
 
 
-def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable characters for bytes: those that print stand for themselves, others follow 255."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
-
-
-_ALPHABET: Final = byte_alphabet()
-
-
 class Tokenizer:
-    """Byte-level BPE. Immutable, so threads may share it; `encode` releases the GIL for most of its time.
+    """Byte-level BPE, or SentencePiece's. Immutable, so threads may share it.
 
     Attributes:
         vocab_size: number of tokens; ids are below it.
@@ -35,6 +31,7 @@ class Tokenizer:
         eos_id: the file's own end token, if it names one.
         add_bos: the model expects `bos_id` in front of every text.
         end_tokens: ids that end an answer.
+        special_ids: ids of the tokens that are structure, by their text.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -45,10 +42,17 @@ class Tokenizer:
         self.end_tokens = vocabulary.end_tokens
         self.special_ids: Mapping[str, int] = vocabulary.special_ids()
         self._control = frozenset(i for i, kind in enumerate(vocabulary.types) if kind in CONTROL_TYPES)
-        self._bytes = tuple(map(_bytes_of, vocabulary.tokens, vocabulary.types))
-        self._special = _any_of(self.special_ids)
-        self._pre = vocabulary.pre
-        self._bpe = _build_bpe(vocabulary)
+        self._special = any_of(self.special_ids)
+        match vocabulary.model:
+            case BytePairs() as model:
+                self._encoder: BytePairEncoder | SentencePieceEncoder = BytePairEncoder(vocabulary, model)
+                bytes_of = byte_pairs.bytes_of
+            case SentencePieces() as model:
+                self._encoder = SentencePieceEncoder(vocabulary, model)
+                bytes_of = sentence_pieces.bytes_of
+            case _:
+                assert_never(vocabulary.model)
+        self._bytes = tuple(map(bytes_of, vocabulary.tokens, vocabulary.types))
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
@@ -59,18 +63,18 @@ class Tokenizer:
         """
         return cls(read_vocabulary(metadata))
 
-    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool, continues: bool = False) -> list[int]:
         """The ids of `text`, no BOS added.
 
-        A byte that has no token, and no merge that leads to one, gives no id, as in other engines.
-
         Args:
-            text: any length; memory stays bounded.
+            text: memory stays bounded; SentencePiece, whose time is the interpreter's, takes 2^20 characters.
             parse_special: "<|im_end|>" and its like in `text` become their tokens. If not, they are ordinary
-                text, user-defined ones too: to a model they are structure, which users must not forge.
+                text: to a model they are structure, which users must not forge (`special_ids`).
+            continues: text of the same author precedes. Else some models expect a space in front, as they do
+                behind special tokens.
 
         Raises:
-            MzdError: `invalid_params`: a lone surrogate, or a run that is too long (see `PreTokenizer`).
+            MzdError: `invalid_params`: a lone surrogate, or a text or a run in it that is too long.
         """
         _require_encodable(text)
         ids: list[int] = []
@@ -78,7 +82,7 @@ class Tokenizer:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids.extend(self._encode_words(part))
+                ids.extend(self._encoder.encode(part, continues=continues and not ids))
         return ids
 
     def split_special(self, text: str) -> Iterator[int | str]:
@@ -137,44 +141,23 @@ class Tokenizer:
         return b"".join(self.token_bytes(token_id, show_control=show_control) for token_id in ids)
 
     def decode(self, ids: Iterable[int], *, show_control: bool = False) -> str:
-        """The text of `ids`, invalid bytes replaced by U+FFFD. Raises as `token_bytes`."""
-        return self.decode_bytes(ids, show_control=show_control).decode("utf-8", "replace")
+        """The text of `ids`, invalid bytes replaced by U+FFFD. Raises as `token_bytes`.
+
+        A space that `encode` put in front of text, or would have, is taken off.
+        """
+        pieces = self._without_prefixes(ids, show_control=show_control)
+        return b"".join(pieces).decode("utf-8", "replace")
 
     def token_text(self, token_id: int | None) -> str:
         """The name of a token, as templates use it; empty for None."""
         return "" if token_id is None else self.decode([token_id], show_control=True)
 
-    def _encode_words(self, text: str) -> Iterator[int]:
-        for segment in self._pre.segments(text):
-            # The batch call holds no GIL and computes no offsets; `encode` does both.
-            (encoding,) = self._bpe.encode_batch_fast([segment], add_special_tokens=False)
-            yield from encoding.ids
-
-
-def _build_bpe(vocabulary: Vocabulary) -> Any:
-    ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
-    try:
-        model = BPE(ids, list(vocabulary.merges), ignore_merges=vocabulary.pre.ignore_merges)
-    except Exception as error:  # the library raises bare Exception, with the token that a merge lacks
-        raise FormatError(f"tokenizer.ggml.merges: {error}", key="tokenizer.ggml.merges") from error
-    bpe = tokenizers.Tokenizer(model)
-    bpe.pre_tokenizer = vocabulary.pre.build()
-    return bpe
-
-
-def _bytes_of(token: str, kind: TokenType) -> bytes:
-    if kind is TokenType.UNUSED:
-        return b""
-    if kind is TokenType.BYTE and re.fullmatch("<0x[0-9A-Fa-f]{2}>", token):
-        return bytes.fromhex(token[3:5])
-    if kind is TokenType.NORMAL and all(char in _ALPHABET for char in token):
-        return bytes(_ALPHABET[char] for char in token)
-    return token.encode("utf-8", "surrogateescape")
-
-
-def _any_of(names: Iterable[str]) -> re.Pattern[str]:
-    longest_first = sorted(names, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+    def _without_prefixes(self, ids: Iterable[int], *, show_control: bool) -> Iterator[bytes]:
+        begins = True
+        for token_id in ids:
+            piece = self.token_bytes(token_id, show_control=show_control)
+            yield piece.removeprefix(b" ") if begins and self._encoder.add_space_prefix else piece
+            begins = self.is_control(token_id)
 
 
 def _require_encodable(text: str) -> None:

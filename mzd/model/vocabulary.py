@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, TypeVar
@@ -33,6 +35,12 @@ END_NAMES: Final = frozenset(
 """Control tokens that end an answer whether or not the file says so: files often name only one of theirs."""
 
 
+TURN_NAMES: Final = frozenset(
+    {"<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"}
+)
+"""Structure that some SentencePiece files call user-defined, which is text that users may write."""
+
+
 class TokenType(IntEnum):
     """`tokenizer.ggml.token_type`."""
 
@@ -48,18 +56,43 @@ CONTROL_TYPES: Final = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
 """Tokens that are no text: hidden from readers, and never made from what a user wrote."""
 
 SPECIAL_TYPES: Final = CONTROL_TYPES | {TokenType.USER_DEFINED}
-"""Tokens that stand as a whole in text whose author may write them; no merges lead to them."""
+"""Tokens that stand as a whole in text whose author may write them; no byte pairs lead to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BytePairs:
+    """Byte-level BPE (`gpt2`): ordinary tokens are in GPT-2's byte alphabet.
+
+    Attributes:
+        merges: pairs of tokens, the most urgent first.
+        pre: how text falls into words.
+    """
+
+    merges: tuple[tuple[str, str], ...]
+    pre: PreTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class SentencePieces:
+    """SentencePiece's BPE (`llama`): ordinary tokens are text with U+2581 for spaces.
+
+    Attributes:
+        scores: of each token by id; of two that could be joined the higher one is.
+        add_space_prefix: text begins with a space that nobody wrote.
+    """
+
+    scores: tuple[float, ...]
+    add_space_prefix: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a byte-level BPE tokenizer is made of.
+    """What a tokenizer is made of.
 
     Attributes:
-        tokens: text of each token by id; ordinary ones in GPT-2's byte alphabet.
+        tokens: text of each token by id.
         types: type of each token by id.
-        merges: pairs of tokens, the most urgent first.
-        pre: how text falls into words.
+        model: how text becomes tokens.
         bos_id: the token before every text; None if the file names none.
         eos_id: the file's end token; None if it names none.
         add_bos: texts begin with `bos_id`.
@@ -68,16 +101,25 @@ class Vocabulary:
 
     tokens: tuple[str, ...]
     types: tuple[TokenType, ...]
-    merges: tuple[tuple[str, str], ...]
-    pre: PreTokenizer
+    model: BytePairs | SentencePieces
     bos_id: int | None
     eos_id: int | None
     add_bos: bool
     end_tokens: frozenset[int]
 
     def special_ids(self) -> dict[str, int]:
-        """Ids of control and user-defined tokens by their text."""
-        return {t: i for i, t in enumerate(self.tokens) if t and self.types[i] in SPECIAL_TYPES}
+        """Ids, by their text, of tokens that only the author of a text's structure may write.
+
+        Control tokens, and user-defined ones of byte-level BPE. Those of SentencePiece are text.
+        """
+        special = SPECIAL_TYPES if isinstance(self.model, BytePairs) else CONTROL_TYPES
+        return {t: i for i, t in enumerate(self.tokens) if t and self.types[i] in special}
+
+
+def any_of(names: Iterable[str]) -> re.Pattern[str]:
+    """Finds each of `names`, the longest where several begin."""
+    longest_first = sorted(names, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
@@ -86,34 +128,61 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     Raises:
         FormatError: a key is missing or wrong, or names what is not supported; `data["key"]` says which.
     """
-    _require_byte_level_bpe(metadata)
-    pre = pre_tokenizer_named(_pre_name(metadata))
+    model, adds_bos = _read_model(metadata)
     tokens = tuple(_array(metadata, "tokens", str))
     types = _read_types(metadata, len(tokens))
+    if isinstance(model, SentencePieces):
+        _require_length(len(model.scores), "scores", len(tokens))
+        types = tuple(map(_true_type, tokens, types))
     bos_id = _token_id(metadata, "bos_token_id", len(tokens))
     add_bos = _scalar(metadata, "add_bos_token", bool)
+    _warn_of_end_token(metadata)
     return Vocabulary(
         tokens=tokens,
         types=types,
-        merges=tuple(_split_merge(merge) for merge in _array(metadata, "merges", str)),
-        pre=pre,
+        model=model,
         bos_id=bos_id,
         eos_id=_token_id(metadata, "eos_token_id", len(tokens)),
-        add_bos=bos_id is not None and (pre.adds_bos if add_bos is None else add_bos),
+        add_bos=bos_id is not None and (adds_bos if add_bos is None else add_bos),
         end_tokens=_read_end_tokens(metadata, tokens, types),
     )
 
 
-def _require_byte_level_bpe(metadata: Mapping[str, Any]) -> None:
-    model = _scalar(metadata, "model", str)
-    if model is None:
+def _read_model(metadata: Mapping[str, Any]) -> tuple[BytePairs | SentencePieces, bool]:
+    """The way to tokens, and whether it puts a BOS in front where the file does not say."""
+    name = _scalar(metadata, "model", str)
+    if name is None:
         raise FormatError("the model file has no tokenizer.ggml.model", key=_PREFIX + "model")
-    if model != "gpt2":
-        raise FormatError(
-            f"tokenizer.ggml.model is {model!r}; only byte-level BPE ('gpt2') is supported",
-            key=_PREFIX + "model",
-            value=model,
-        )
+    if name == "gpt2":
+        pre = pre_tokenizer_named(_pre_name(metadata))
+        merges = tuple(_split_merge(merge) for merge in _array(metadata, "merges", str))
+        return BytePairs(merges, pre), pre.adds_bos
+    if name == "llama":
+        space = _scalar(metadata, "add_space_prefix", bool)
+        return SentencePieces(_read_scores(metadata), True if space is None else space), True
+    raise FormatError(
+        f"tokenizer.ggml.model is {name!r}, not byte-level BPE ('gpt2') or SentencePiece ('llama')",
+        key=_PREFIX + "model",
+        value=name,
+    )
+
+
+def _read_scores(metadata: Mapping[str, Any]) -> tuple[float, ...]:
+    scores = tuple(_array(metadata, "scores", float))
+    if not all(map(math.isfinite, scores)):
+        raise FormatError("tokenizer.ggml.scores holds what is no number", key=_PREFIX + "scores")
+    return scores
+
+
+def _true_type(token: str, kind: TokenType) -> TokenType:
+    """The type of a SentencePiece token: structure is control, whatever the file says."""
+    named = token in END_NAMES or token in TURN_NAMES
+    return TokenType.CONTROL if named and kind is not TokenType.UNUSED else kind
+
+
+def _warn_of_end_token(metadata: Mapping[str, Any]) -> None:
+    if _scalar(metadata, "add_eos_token", bool):
+        log.warning("the model file wants an end token behind every text: prompts are continued and get none")
 
 
 def _pre_name(metadata: Mapping[str, Any]) -> str:
@@ -127,15 +196,16 @@ def _pre_name(metadata: Mapping[str, Any]) -> str:
 
 def _read_types(metadata: Mapping[str, Any], num_tokens: int) -> tuple[TokenType, ...]:
     values = _array(metadata, "token_type", int)
-    if len(values) != num_tokens:
-        raise FormatError(
-            f"tokenizer.ggml.token_type has {len(values)} entries for {num_tokens} tokens",
-            key=_PREFIX + "token_type",
-        )
+    _require_length(len(values), "token_type", num_tokens)
     try:
         return tuple(TokenType(value) for value in values)
     except ValueError as error:
         raise FormatError(f"tokenizer.ggml.token_type: {error}", key=_PREFIX + "token_type") from error
+
+
+def _require_length(length: int, name: str, num_tokens: int) -> None:
+    if length != num_tokens:
+        raise FormatError(f"{_PREFIX}{name} has {length} entries for {num_tokens} tokens", key=_PREFIX + name)
 
 
 def _read_end_tokens(

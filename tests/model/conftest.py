@@ -1,7 +1,9 @@
 """Tokenizer metadata of real and small model files, with what they must answer.
 
 `smollm2_tokenizer.json.xz` holds every `tokenizer.*` key of SmolLM2-135M-Instruct.Q4_1.gguf,
-`small_tokenizers.json.xz` those of four small fixture models with their expected tokens and chats.
+`small_tokenizers.json.xz` those of four small fixture models with their expected tokens and chats,
+`sentencepiece.json.xz` a Llama-2-like vocabulary that the sentencepiece package (0.2.3; BPE, byte fallback,
+dummy prefix) learned from Python's language reference, with the tokens that it gives.
 """
 
 import json
@@ -45,3 +47,9 @@ def smollm2_golden():
 def small_models():
     """By architecture: `metadata`, `tokenize`, `chat`."""
     return {model["name"]: model for model in _load("small_tokenizers.json.xz")}
+
+
+@pytest.fixture(scope="session")
+def sentencepiece_golden():
+    """`metadata`, `tokenize`; ids as SentencePiece gives them, for text without control tokens."""
+    return _load("sentencepiece.json.xz")
