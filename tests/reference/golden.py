@@ -29,9 +29,10 @@ async def disagreement(model, prompt, golden):
     distance = max(abs(first[token] - logit) for token, logit in prompt["top5_first"])
     if not distance < allowed:  # not-a-number too
         return f"a first logit is {distance:.3f} away, allowed {allowed:.3f}"
-    for step in range(prompt["compare_steps"]):
-        if tokens[step] != prompt["continuation"][step]:
-            return f"token {step} is {tokens[step]}, expected {prompt['continuation'][step]}"
+    compared = zip(tokens, prompt["continuation"], range(prompt["compare_steps"]), strict=False)
+    for token, expected, step in compared:  # fewer than the steps where an end token came
+        if token != expected:
+            return f"token {step} is {token}, expected {expected}"
     return None
 
 
