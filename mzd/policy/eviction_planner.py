@@ -299,8 +299,15 @@ class _Planner:
         return sum(self._costs.read_layer_ps[layer] for layer in (*dropped, *self._layers))
 
     def _evict_chunk(self, stage: Stage, unit: KvUnit, copy: int, incompressible: bool) -> Step | None:
-        """The chunk's way out, taken into account; None where nothing can take it."""
-        has_flash = copy or self._storage_left_bytes >= self._sizes.slot_bytes
+        """The chunk's way out, taken into account; None where nothing can take it.
+
+        What flash holds already is let go whatever the balance says: memory comes free at once and nothing
+        is written. It counts as storage's work, so that chunks without a copy make up for it.
+        """
+        if copy:
+            self._balance_ps += self._costs.stored_ps(CopyKind(copy))
+            return Step(stage, unit, Destination.DROPPED, self._sizes.chunk_bytes, _COPY_REASON)
+        has_flash = self._storage_left_bytes >= self._sizes.slot_bytes
         # A remainder may outlast the weights; then nothing but flash can balance it.
         may_split = stage is _KV_ONLY or not self._layers
         wants_flash = may_split and self._balance_ps > self._flash_from_ps
@@ -310,9 +317,7 @@ class _Planner:
             return Step(stage, unit, _RAM, self._ram_freed_bytes, _ram_reason(stage, wants_flash))
         if not has_flash:
             return None
-        self._balance_ps += self._costs.stored_ps(CopyKind(copy))
-        if copy:
-            return Step(stage, unit, Destination.DROPPED, self._sizes.chunk_bytes, _COPY_REASON)
+        self._balance_ps += self._costs.stored_ps(CopyKind.NONE)
         self._storage_left_bytes -= self._sizes.slot_bytes
         reason = _FLASH_REASON if has_ram else _ONLY_FLASH_REASON
         return Step(stage, unit, Destination.FLASH, self._sizes.chunk_bytes, reason)
