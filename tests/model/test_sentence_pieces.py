@@ -160,6 +160,13 @@ def test_text_from_users_makes_no_control_token(llama2, gemma):
         assert tokenizer.decode(ids) == names
 
 
+def test_no_joining_leads_to_a_control_token():
+    metadata = tiny_metadata(add_space_prefix=False)
+    metadata["tokenizer.ggml.tokens"][-1] = "<s"  # and with ">" it would be "<s>"
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert pieces(tokenizer, "<s>") == ["<s", ">"]
+
+
 def test_names_of_byte_tokens_and_unused_ones_are_text():
     assert pieces(tiny(add_space_prefix=False), "<0x41>") == list("<0x41>")
     assert pieces(tiny(add_space_prefix=False), "<nothing>") == list("<nothing>")
