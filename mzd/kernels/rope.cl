@@ -5,8 +5,8 @@
 //   NUM_HEADS, NUM_KV_HEADS, CHUNK_TOKENS
 //   HEAD_DIM      multiple of 8
 //   ROPE_DIMS     multiple of 8, <= HEAD_DIM: the leading channels of a head that rotate; 0: none
-//   ROPE_HALVES   1: channel i turns with i + ROPE_DIMS / 2; 0: with its neighbour, as in GGUF's llama, whose
-//                 weights are permuted for that
+//   ROPE_HALVES   1: channel i turns with i + ROPE_DIMS / 2; 0: with its neighbour, where a
+//                 file's weights are permuted for that
 //   QKV_BIAS      if defined, biases are added to q, k and v
 //   QK_NORM_EPS   if defined, each head of q and k is then normalised, with this epsilon
 

@@ -1,11 +1,14 @@
 """The architectures: which tensors they ask for, and what each of their layers sees and how it turns."""
 
+import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import mzd
 from mzd.errors import FormatError
 from mzd.formats.architectures import ARCHITECTURES, Architecture
 from mzd.formats.ggml_types import GgmlType
@@ -50,6 +53,19 @@ def refusal(file, code):
 
 def windows(config):
     return [layer.window for layer in config.layers]
+
+
+def test_each_has_golden_values():
+    models = json.loads((FIXTURES / "expected.json").read_text())["models"]
+    shown = {model["arch"] for model in models if (FIXTURES / model["file"]).exists()}
+    assert shown == set(ARCHITECTURES)
+
+
+def test_only_descriptions_know_their_names():
+    named = re.compile(rf"\b({'|'.join(ARCHITECTURES)})\b(?!\.cpp)", re.IGNORECASE)
+    for folder in ("device", "kernels"):
+        for path in (Path(mzd.__file__).parent / folder).glob("*.[pc][yl]"):
+            assert not named.findall(path.read_text()), path
 
 
 class TestTensors:
