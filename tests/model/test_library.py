@@ -21,6 +21,7 @@ from mzd.model.library import (
     name_from_file,
 )
 from mzd.model.weight_store import WeightStore
+from tests.formats.gguf_files import STRING, tiny_llama
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -105,8 +106,10 @@ class TestImport:
         inode = library.import_file(gguf_path).store_path.stat().st_ino
         assert library.import_file(gguf_path).store_path.stat().st_ino == inode
 
-    def test_a_refused_file_leaves_no_model(self, library):
-        assert code_of(library.import_file, FIXTURES / "qwen3-F16.gguf") == "unsupported_architecture"
+    def test_a_refused_file_leaves_no_model(self, library, tmp_path):
+        refused = tmp_path / "refused.gguf"
+        refused.write_bytes(tiny_llama().with_metadata(general__architecture=(STRING, "mamba")).to_bytes())
+        assert code_of(library.import_file, refused) == "unsupported_architecture"
         assert list(library.root.iterdir()) == []
 
     def test_another_model_of_the_name_is_replaced_whole(self, library, gguf_path):

