@@ -10,13 +10,13 @@ from mzd.errors import MzdError
 
 
 class Silu:
-    """silu_mul over `count` floats, as the smallest kernel at hand."""
+    """gated_mul over `count` floats, as the smallest kernel at hand."""
 
     def __init__(self, device, count):
         self.buffer = device.allocate_scratch(8 * count)
         self.gate = self.buffer.view(np.float32, (count,))
         self.up = self.buffer.view(np.float32, (count,), offset_bytes=4 * count)
-        self.kernel = device.kernel(device.build("elementwise"), "silu_mul")
+        self.kernel = device.kernel(device.build("elementwise"), "gated_mul")
         self.kernel.set_address(0, self.buffer.address)
         self.kernel.set_address(1, self.buffer.address + 4 * count)
         self.kernel.set_int(2, count)
