@@ -32,6 +32,7 @@ from mzd.messages.restore_path import (
     RestoreOutcome,
 )
 from mzd.policy.eviction_planner import Destination, EvictionPlan, Order, plan_eviction
+from mzd.policy.pressure import MemoryRoom
 from mzd.policy.profile import UnitTimes
 from mzd.policy.residency import UnitState
 from mzd.policy.restore_planner import RestorePlan, intact_tokens, plan_restore
@@ -69,7 +70,6 @@ class AllocatorSettings:
     """What the configuration decides about residency."""
 
     restore_wait_s: float
-    floor_bytes: int
     eviction_order: Order
     times: UnitTimes
 
@@ -91,7 +91,7 @@ class Allocator:
     evict_parts: EvictParts
     evict_ends: EvictEnds
     settings: AllocatorSettings
-    available_bytes: Callable[[], int | None]
+    room: Callable[[], MemoryRoom | None]
     baseline: Baseline
     became_evictable: Callable[[], None] = _nobody_looks
     traces: deque[RestoreTrace] = field(default_factory=lambda: deque(maxlen=TRACES_KEPT))
@@ -262,6 +262,7 @@ class Allocator:
             message.replies.planned.set(_restored_bytes(plan))
             trace = await self._run_restore(cache, message, plan)
         except MzdError as error:
+            log.warning("restore: context=%s %s", message.context, error)
             if not message.replies.planned.is_settled:
                 await self._refuse(message, error)
             message.replies.outcome.fail(error)
@@ -331,17 +332,17 @@ class Allocator:
         """
         deadline_s = trio.current_time() + self.settings.restore_wait_s
         while needed_bytes and not operation.abandoned:
-            available = self.available_bytes()
-            if available is None or available >= needed_bytes + self.settings.floor_bytes:
+            room = self.room()
+            if room is None or room.available_bytes >= needed_bytes + room.floor_bytes:
                 return
             if trio.current_time() >= deadline_s:
                 error = MzdError(
                     "insufficient_memory",
-                    f"{needed_bytes} bytes are needed above a floor of {self.settings.floor_bytes}; "
-                    f"{available} are available",
+                    f"{needed_bytes} bytes are needed above a floor of {room.floor_bytes}; "
+                    f"{room.available_bytes} are available",
                     needed_bytes=needed_bytes,
-                    available_bytes=available,
-                    floor_bytes=self.settings.floor_bytes,
+                    available_bytes=room.available_bytes,
+                    floor_bytes=room.floor_bytes,
                 )
                 operation.failure = error
                 return

@@ -37,7 +37,7 @@ from mzd.policy.units import HeadUnit, KvUnit, UnitId
 
 T = TypeVar("T")
 
-WINDOW_BYTES = 8 * 1024 * 1024
+WINDOW_BYTES = 32 * 1024 * 1024
 """Units in work at once: enough to keep every thread busy, few enough that each window soon frees memory."""
 
 
@@ -94,8 +94,10 @@ class EvictOperation:
             plan = self.plan(self.goal_bytes - self.freed_bytes, self.failed)
             if Destination.FLASH not in self.failed:  # else the reason has been given, and may be another
                 self._warn(plan.warnings)
+            noted = len(self.done)
             for window in _windows(plan.steps, self.parts.units.kv_sizes.chunk_bytes):
                 await self._carry_out(window)
+            self.done[noted:] = _in_order(self.done[noted:], plan.steps)
             if len(self.failed) > num_failed:
                 continue  # what this plan could not do may go the other way
             if plan.exhausted or self.freed_bytes == before:
@@ -329,6 +331,12 @@ def _windows(steps: Sequence[Step], chunk_bytes: int) -> Iterator[list[Step]]:
         units.add(step.unit)
     if window:
         yield window
+
+
+def _in_order(done: Sequence[Step], planned: Sequence[Step]) -> list[Step]:
+    """What was done, as it was planned: the two ways out finish in an order of their own."""
+    finished = {id(step) for step in done}
+    return [step for step in planned if id(step) in finished]
 
 
 def _kv_units(steps: Sequence[Step]) -> list[KvUnit]:

@@ -146,5 +146,7 @@ def _judge(unit: UnitId, code: int, crc: int, expected_crc: int) -> MzdError | N
         return None
     what = f"read failed with {code}" if code else f"checksum is {crc:08x}, not {expected_crc:08x}"
     if not isinstance(unit, KvUnit):
-        return MzdError("weights_unavailable", f"{unit} of the weight store is damaged: {what}")
+        return MzdError(
+            "weights_unavailable", f"{unit} of the weight store is damaged ({what}); import the model anew"
+        )
     return MzdError("corrupt_chunk", f"{unit} cannot be restored: {what}")

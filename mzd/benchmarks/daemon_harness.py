@@ -270,7 +270,6 @@ def _settings(config: Config, parts: Parts, profile: DeviceProfile) -> Allocator
     layer_bytes = float(np.mean([extent.size_bytes for extent in parts.store.index.layers]))
     return AllocatorSettings(
         restore_wait_s=config.restore_wait_s,
-        floor_bytes=0,
         eviction_order=Order(config.eviction_order),
         times=unit_times(profile, chunk_bytes=parts.units.kv_sizes.chunk_bytes, layer_bytes=layer_bytes),
     )

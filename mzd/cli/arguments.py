@@ -17,7 +17,7 @@ from mzd.cli import (
     serve_command,
 )
 from mzd.cli.output import Exit, Output
-from mzd.cli.sizes import AMOUNT_HELP, evict_amount
+from mzd.cli.sizes import AMOUNT_HELP, evict_amount, unsigned_64
 from mzd.errors import MzdError
 from mzd.rpc.endpoint import default_socket_path
 
@@ -98,16 +98,16 @@ def _add_generation(commands: _Commands) -> None:
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", metavar="NAME", help="the context to use; a new name makes one")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens to produce at most")
+    parser.add_argument("--max-tokens", type=unsigned_64, metavar="N", help="tokens to produce at most")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token always")
-    parser.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest tokens; 0: all")
+    parser.add_argument("--top-k", type=unsigned_64, metavar="K", help="choose among the K likeliest; 0: all")
     parser.add_argument(
         "--top-p", type=float, metavar="P", help="choose among the likeliest tokens that make up P"
     )
     parser.add_argument(
         "--min-p", type=float, metavar="P", help="drop tokens less likely than P times the likeliest"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same choices")
+    parser.add_argument("--seed", type=unsigned_64, metavar="N", help="the same seed gives the same choices")
     parser.add_argument(
         "--stop", action="append", metavar="TEXT", help="end before this text; may be repeated"
     )

@@ -32,13 +32,19 @@ def run(arguments: Namespace, output: Output) -> int:
 
 def _take_turn(
     client: BlockingClient, arguments: Namespace, params: Mapping[str, Any], text: str, output: Output
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     transcript = Transcript(arguments.socket, arguments.context) if arguments.context else None
     said = transcript.messages() if transcript is not None else []
     if not said:
         said = _system(arguments)
     said.append({"role": "user", "content": text})
-    result = generate(client, {**params, "messages": said}, stream=not output.as_json)
+    try:
+        result = generate(client, {**params, "messages": said}, stream=not output.as_json)
+    except MzdError as error:
+        if error.code == "cancelled" and transcript is not None:
+            # What was said until Ctrl-C was said: the next turn goes on from there.
+            transcript.keep([*said, {"role": "assistant", "content": str(error.data.get("text", ""))}])
+        raise
     if transcript is not None:
         transcript.keep([*said, {"role": "assistant", "content": result["text"]}])
     return result

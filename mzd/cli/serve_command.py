@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from mzd.cli.output import Output
+from mzd.cli.output import Exit, Output
 
 
 def serve(arguments: Namespace, _output: Output) -> int:
@@ -14,4 +14,5 @@ def serve(arguments: Namespace, _output: Output) -> int:
 
     names = ("socket", "state", "model", "context", "device", "codec", "activations")
     overrides = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    return run_daemon(load_config(arguments.config, overrides))
+    run_daemon(load_config(arguments.config, overrides))
+    return Exit.DONE

@@ -34,6 +34,21 @@ def evict_amount(text: str) -> dict[str, int | float]:
     return {"bytes": math.ceil(Fraction(number) * scale)}
 
 
+def unsigned_64(text: str) -> int:
+    """A whole number that a message can carry.
+
+    Raises:
+        ArgumentTypeError: it is none, negative, or above 2^64 - 1.
+    """
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1 << 64:
+        raise ArgumentTypeError(f"{text!r:.40} is no whole number from 0 to 2^64 - 1")
+    return value
+
+
 def _fraction(percent: float) -> float:
     if percent > 100:
         raise ArgumentTypeError("more than 100 % cannot be evicted")

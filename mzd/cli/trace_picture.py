@@ -23,7 +23,7 @@ def draw_trace(events: Sequence[Mapping[str, Any]], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MzdError("not_found", "a picture needs matplotlib: pip install 'mzd[bench]'") from error
+        raise MzdError("not_found", "a picture needs matplotlib: pip install matplotlib") from error
     figure = Figure(figsize=(12, 1 + 0.6 * len(lanes)), layout="constrained")
     axes = figure.subplots()
     for row, bars in enumerate(lanes.values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -31,9 +32,17 @@ from mzd.memory.storage_swap import StorageSwap
 from mzd.memory.unit_table import UnitTable
 from mzd.model.library import ModelLibrary, models_directory
 from mzd.model.weight_store import WeightStore
-from mzd.policy.pressure import PressureUnknown
+from mzd.policy.pressure import (
+    MemoryRoom,
+    PressurePolicy,
+    PressureSnapshot,
+    PressureUnknown,
+    available_and_floor,
+)
 from mzd.policy.snapshot import KvSizes
 from mzd.policy.units import CHUNK_TOKENS, PAGE_BYTES
+
+log = logging.getLogger(__name__)
 
 MMAP_THRESHOLD_BYTES = 128 * 1024
 """Fixed, so that glibc does not keep large blocks in its heap after the first one was freed."""
@@ -66,6 +75,7 @@ async def open_everything(config: Config) -> AsyncIterator[Opened]:
         device = OpenClDevice.open(config.device or None, cache_dir=state / "kernels")
         stack.callback(device.close)
         context_length = _context_length(config, store.index.config)
+        log.info("device: %s; compiling kernels (a first start takes a while)", device.name)
         activations: Activations = "int8" if config.activations == "int8" else "f32"
         self_test(device, store.index, activations=activations)
         engine = Engine(
@@ -130,18 +140,19 @@ def _parts(
         storage=StorageSwap(contexts, model_id=index.model_id, quota_bytes=quota_bytes),
         staging=StagingPool(max(STAGING_SLOT_BYTES, sizes.compressed_slot_bytes), STAGING_SLOTS),
         codec=codec,
-        available_bytes=partial(_available_bytes, PressureProbes.open()),
+        room=partial(_room, PressureProbes.open(), config.pressure.policy()),
         baseline=Baseline(),
     )
 
 
-def _available_bytes(probes: PressureProbes) -> int | None:
-    """What this process may still take: of the system's memory and of its own group's. None: nobody tells."""
-    memory, group = probes.memory(), probes.cgroup_memory()
-    room = [] if isinstance(memory, PressureUnknown) else [memory.available_bytes]
-    if not isinstance(group, PressureUnknown) and group.limit_bytes is not None:
-        room.append(group.available_in(group.limit_bytes))
-    return min(room, default=None)
+def _room(probes: PressureProbes, policy: PressurePolicy) -> MemoryRoom | None:
+    """What is available where memory is tightest, and the floor there: as the pressure monitor sees it."""
+    unknown = PressureUnknown("a restore does not ask for stall")
+    snapshot = PressureSnapshot(
+        psi=unknown, memory=probes.memory(), cgroup=probes.cgroup_memory(), triggered=False, now_s=0.0
+    )
+    tightest = available_and_floor(snapshot, policy)
+    return None if isinstance(tightest, PressureUnknown) else tightest
 
 
 def _kv_sizes(chunk_bytes: int, payload_bytes: Callable[[int], int]) -> KvSizes:

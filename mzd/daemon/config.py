@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from mzd.errors import MzdError
+from mzd.policy.pressure import PressurePolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,15 @@ class PressureConfig:
     step_fraction: float = 0.25
     poll_s: float = 0.25
     psi_some_avg10: float = 10.0
+
+    def policy(self) -> PressurePolicy:
+        """The thresholds, for the monitor and for a restore that asks for room."""
+        return PressurePolicy(
+            floor_bytes=self.floor_bytes,
+            step_fraction=self.step_fraction,
+            poll_s=self.poll_s,
+            psi_some_avg10=self.psi_some_avg10,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,10 @@ from mzd.policy.sampling import Sampler
 Notify = Callable[[str, dict[str, Any]], Awaitable[None]]
 
 
+KEEP_TOKENS = 16
+"""Tokens said between two writes of the token log: what a SIGKILL in the middle of an answer may cost."""
+
+
 @dataclass(slots=True)
 class Usage:
     """Tokens of one request; `prompt = reused + computed` (spec: before the first new one)."""
@@ -162,6 +166,7 @@ class Generation:
     stops: StopStrings
     notify: Notify | None
     said: Callable[[str], None]
+    keep: Callable[[], Awaitable[None]]
     timings: Timings
     usage: Usage = field(default_factory=Usage)
     answer: Answer = field(default_factory=Answer)
@@ -180,6 +185,7 @@ class Generation:
         reused = min(known, self.conversation.computed, len(prompt) - 1)
         self.conversation.continue_with(prompt, reused)
         try:
+            await self.keep()
             logits = await self._prefill_with_retry(prompt, reused)
             self.timings.prefilled_s = trio.current_time()
             await self._decode(logits)
@@ -275,6 +281,8 @@ class Generation:
                 return
             if count + 1 == self.max_tokens or len(self.conversation.tokens) >= self.context_length:
                 break
+            if (count + 1) % KEEP_TOKENS == 0:
+                await self.keep()
             logits = await self._next_logits(token)
         await self._say_rest(stream)
 
@@ -306,9 +314,9 @@ class Generation:
         if stopped:
             self.answer.finish_reason = "stop"
         if rest:
-            await self._send(rest, self.answer.tokens[-1])
+            await self._send(rest, None)  # what a stop string held back, or half a character: no token's own
 
-    async def _send(self, text: str, token: int) -> None:
+    async def _send(self, text: str, token: int | None) -> None:
         self.answer.text += text
         self.said(self.answer.text)
         if self.notify is not None:

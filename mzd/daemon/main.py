@@ -17,7 +17,7 @@ from mzd.daemon.assembly import Opened, open_everything
 from mzd.daemon.config import Config
 from mzd.daemon.conversations import Conversation, Conversations
 from mzd.daemon.notify import ServiceManager, handed_over_sockets
-from mzd.daemon.pressure import monitor_factory, restore_floor_bytes
+from mzd.daemon.pressure import monitor_factory
 from mzd.daemon.profiling import load_or_measure, subject_of
 from mzd.daemon.service import Service
 from mzd.daemon.status import StatusReporter
@@ -48,21 +48,20 @@ SAVE_DEADLINE_S = 20.0
 """How long the end may take to bring contexts to flash; a service manager waits 90 s by default."""
 
 
-def run_daemon(config: Config) -> int:
-    """Serve until SIGTERM or SIGINT.
+def run_daemon(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT, then end in order.
 
-    Returns:
-        0 after an orderly end, 1 when the daemon could not start; its reason is on stderr.
+    Raises:
+        MzdError: why the daemon cannot start, or cannot go on.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    status = 0
     try:
         trio.run(_main, config)
     except* MzdError as group:
-        for error in _leaves(group):
-            print(f"mzd: {error}", file=sys.stderr)
-        status = 1
-    return status
+        refused = _leaves(group)
+    else:
+        return
+    raise refused[0]
 
 
 def _leaves(group: BaseExceptionGroup[MzdError]) -> list[MzdError]:
@@ -106,7 +105,6 @@ def _make_daemon(config: Config, opened: Opened, profile: DeviceProfile, start_s
     parts, index = opened.parts, opened.parts.store.index
     settings = AllocatorSettings(
         restore_wait_s=config.restore_wait_s,
-        floor_bytes=restore_floor_bytes(config.pressure),
         eviction_order=Order(config.eviction_order),
         times=unit_times(
             profile,
@@ -134,7 +132,7 @@ def _make_daemon(config: Config, opened: Opened, profile: DeviceProfile, start_s
 
 def _revived(archive: ContextArchive, units: UnitTable, limit: int) -> Conversations:
     """Conversations of earlier runs: known by name, their KV on flash until somebody asks."""
-    conversations = Conversations(limit, check_name=archive.check_not_stale)
+    conversations = Conversations(limit, check_name=archive.check_usable)
     for found in archive.revive(len(units.weights)):
         if len(found.cache.tokens):
             units.caches[found.name] = found.cache
@@ -176,6 +174,7 @@ def _reporter(
         ready_s=trio.current_time() - start_s,
         activations=config.activations,
         store_bytes=opened.store_bytes,
+        quota_bytes=config.swap.quota_bytes,
     )
 
 

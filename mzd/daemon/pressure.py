@@ -12,24 +12,7 @@ from mzd.daemon.wiring import MonitorFactory, Parts
 from mzd.memory.pressure_sources import PressureProbes
 from mzd.memory.pressure_triggers import open_triggers
 from mzd.messages.evict_path import Evict
-from mzd.policy.pressure import MemoryReading, ModelMemory, PressurePolicy
-
-
-def pressure_policy(config: PressureConfig) -> PressurePolicy:
-    """The thresholds."""
-    return PressurePolicy(
-        floor_bytes=config.floor_bytes,
-        step_fraction=config.step_fraction,
-        poll_s=config.poll_s,
-        psi_some_avg10=config.psi_some_avg10,
-    )
-
-
-def restore_floor_bytes(config: PressureConfig) -> int:
-    """What a restore leaves available: the floor at which the monitor would take its memory again."""
-    memory = PressureProbes.open().memory()
-    total_bytes = memory.total_bytes if isinstance(memory, MemoryReading) else 0
-    return pressure_policy(config).floor_of(total_bytes) if config.enabled else 0
+from mzd.policy.pressure import ModelMemory
 
 
 def monitor_factory(config: PressureConfig, parts: Parts) -> MonitorFactory:
@@ -44,7 +27,7 @@ def _make_monitor(
     return PressureMonitor(
         probes=probes,
         triggers=open_triggers(),
-        policy=pressure_policy(config),
+        policy=config.policy(),
         model_memory=partial(_model_memory, parts),
         evictions=evictions,
     )

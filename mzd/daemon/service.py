@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import trio
@@ -23,9 +25,12 @@ from mzd.messages.restore_path import RestoreOutcome
 from mzd.model.chat_template import ChatTemplate
 from mzd.model.text_stream import StopStrings
 from mzd.model.tokenizer import Tokenizer
+from mzd.policy.eviction_planner import fraction_to_bytes
 from mzd.policy.sampling import Sampler, SamplingParams
 from mzd.rpc.call import Call, Method
 from mzd.rpc.params import SCHEMAS
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -97,6 +102,7 @@ class Service:
             stops=StopStrings(params.stop),
             notify=call.notify if params.stream else None,
             said=said,
+            keep=partial(self._log_tokens, conversation),
             timings=timings,
         )
 
@@ -107,7 +113,14 @@ class Service:
             self.conversations.forget(conversation.name)
             return
         with trio.CancelScope(shield=True):
+            await self._log_tokens(conversation)
+
+    async def _log_tokens(self, conversation: Conversation) -> None:
+        """Bring the log up to date. An answer is never lost for it: the next time adds what is missing."""
+        try:
             await self.archive.keep_tokens(conversation.name, conversation.tokens)
+        except MzdError as error:
+            log.warning("the token log of %s is behind: %s", conversation.name, error)
 
     def _prompt_ids(self, params: requests.GenerateParams, conversation: Conversation) -> list[int]:
         if params.messages is not None:
@@ -163,7 +176,7 @@ class Service:
         }
 
     def _fraction_bytes(self, fraction: float) -> int:
-        return int(fraction * self.status_reporter.full_bytes())
+        return fraction_to_bytes(fraction, self.status_reporter.full_bytes())
 
     async def restore(self, params: requests.RestoreParams, call: Call) -> dict[str, Any]:
         """Bring a context and the weights back ahead of a request."""
@@ -215,7 +228,7 @@ class Service:
 
     async def drop(self, params: requests.DropParams, call: Call) -> dict[str, Any]:
         """Forget a context for good, in RAM and on flash. Waits for a generation that runs."""
-        if params.context not in self.archive.stale:
+        if params.context not in self.archive.unusable:
             self.conversations.find(params.context)
         async with self.turnstile.turn():
             reply: Reply[bool] = Reply()

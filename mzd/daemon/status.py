@@ -15,6 +15,7 @@ from mzd.daemon.conversations import Conversation, Conversations
 from mzd.daemon.turnstile import Turnstile
 from mzd.device.engine import Engine
 from mzd.device.opencl import OpenClDevice
+from mzd.errors import MzdError
 from mzd.memory.backend import MemoryBackend
 from mzd.memory.baseline import Baseline
 from mzd.memory.context_archive import ContextArchive
@@ -47,10 +48,11 @@ class StatusReporter:
     ready_s: float
     activations: str
     store_bytes: int
+    quota_bytes: int
     clock: Callable[[], float] = trio.current_time
 
     def status(self) -> dict[str, Any]:
-        """The result of the RPC method `status`."""
+        """The result of the RPC method `status`. A quota of 0 is no limit but the file system's."""
         return {
             "version": __version__,
             "state": self._state(),
@@ -72,7 +74,8 @@ class StatusReporter:
     def _model(self) -> dict[str, Any]:
         config = self.store.index.config
         return {
-            "name": config.name,
+            "name": self.store.path.parent.name,
+            "title": config.name,
             "architecture": config.architecture,
             "num_layers": config.num_layers,
             "context_length": self.context_length,
@@ -128,7 +131,7 @@ class StatusReporter:
         return {
             "store_bytes": self.store_bytes,
             "swap_bytes": swap.swap_bytes,
-            "quota_bytes": swap.quota_bytes,
+            "quota_bytes": self.quota_bytes,
             "written_bytes": swap.written_bytes,
         }
 
@@ -136,9 +139,8 @@ class StatusReporter:
         """The result of the RPC method `contexts`, most recently used first."""
         now_s = self.clock()
         live = sorted(self.conversations, key=lambda c: c.last_used_s, reverse=True)
-        return [self._context(conversation, now_s) for conversation in live] + [
-            _stale(name, tokens) for name, tokens in self.archive.stale.items()
-        ]
+        usable = [self._context(conversation, now_s) for conversation in live]
+        return usable + [_stale(name, error) for name, error in self.archive.unusable.items()]
 
     def _context(self, conversation: Conversation, now_s: float) -> dict[str, Any]:
         units = self.allocator.units
@@ -158,14 +160,16 @@ class StatusReporter:
         }
 
 
-def _stale(name: str, tokens: int) -> dict[str, Any]:
+def _stale(name: str, error: MzdError) -> dict[str, Any]:
+    """A context that is kept and cannot be used; `reason` is the code that its use would get."""
     return {
         "context": name,
-        "tokens": tokens,
+        "tokens": error.data.get("tokens", 0),
         "resident_bytes": 0,
         "compressed_bytes": 0,
         "stored_bytes": 0,
         "last_used_s": None,
         "pinned": False,
         "state": "stale",
+        "reason": error.code,
     }

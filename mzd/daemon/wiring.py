@@ -36,6 +36,7 @@ from mzd.messages.compute import RunStep
 from mzd.messages.evict_path import CompressChunks, Evict, EvictFact, WriteChunks
 from mzd.messages.restore_path import DecodeChunks, OverlapMode, Readiness, ReadUnits, RestoreFact
 from mzd.model.weight_store import WeightStore
+from mzd.policy.pressure import MemoryRoom
 
 UBATCH_TOKENS = 512
 """Tokens of one prefill pass: long enough for the matrix kernels, short enough to bound scratch memory."""
@@ -57,7 +58,7 @@ class Parts:
     storage: StorageSwap
     staging: StagingPool
     codec: Codec
-    available_bytes: Callable[[], int | None]
+    room: Callable[[], MemoryRoom | None]
     baseline: Baseline
 
 
@@ -116,7 +117,7 @@ def wire(parts: Parts, config: Config, settings: AllocatorSettings, monitor: Mon
         evict_parts=_evict_parts(parts, workers["allocate"], config.threads.compress),
         evict_ends=EvictEnds(channels.compressions[0], channels.writes[0], channels.evict_facts[1]),
         settings=settings,
-        available_bytes=parts.available_bytes,
+        room=parts.room,
         baseline=parts.baseline,
     )
     gpu = GpuPrefill(parts.engine, parts.store, workers["embed"], channels.steps[1], channels.readiness[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +16,7 @@ from mzd.formats.swap_record import StoredRecord
 from mzd.memory.context_directory import ContextDirectory
 from mzd.memory.context_listing import FoundContext, list_contexts
 from mzd.memory.storage_swap import StorageSwap
+from mzd.memory.swap_file import StoredChunk
 from mzd.memory.token_log import TokenLog
 from mzd.memory.unit_table import KvCache, chunks_of
 from mzd.memory.workers import Workers
@@ -31,6 +33,11 @@ class RevivedContext:
     tokens: NDArray[np.uint32]
     cache: KvCache
 
+
+log = logging.getLogger(__name__)
+
+RECORD_TOKENS: Final = CHUNK_TOKENS
+"""Tokens of one record of the log: damage costs no more than what follows in a conversation."""
 
 _STATE_ON_FLASH: Final = {
     CopyKind.STORED: UnitState.STORED,
@@ -61,27 +68,49 @@ class ContextArchive:
         self._model_id = model_id
         self._codec = (codec_name, codec_version)
         self._logs: dict[str, TokenLog] = {}
-        self.stale: dict[str, int] = {}
+        self.unusable: dict[str, MzdError] = {}
 
     def revive(self, num_layers: int) -> list[RevivedContext]:
-        """What earlier runs have left for this model; other models' contexts go into `stale`. Blocks."""
+        """What earlier runs have left for this model; what cannot be used goes into `unusable`. Blocks."""
         revived = []
         for found in list_contexts(self._contexts):
-            if found.model_id == self._model_id:
-                revived.append(
-                    RevivedContext(found.name, found.tokens, self._revive_cache(found, num_layers))
-                )
+            stored = self._storage.stored_chunks(found.name)
+            refusal = self._refusal(found, has_chunks=bool(found.stored))
+            for problem in found.problems:
+                log.warning("context %s: %s", found.name, problem)
+            if refusal is not None:
+                self.unusable[found.name] = refusal
+            elif len(found.tokens):
+                cache = self._revive_cache(found, stored, num_layers)
+                revived.append(RevivedContext(found.name, found.tokens, cache))
             else:
-                self.stale[found.name] = len(found.tokens)
+                self._storage.drop_context(found.name)  # a request that was refused has left its directory
         return revived
 
-    def _revive_cache(self, found: FoundContext, num_layers: int) -> KvCache:
-        """Only a chunk that was stored for just these tokens counts; its checksum is checked at the read."""
+    def _refusal(self, found: FoundContext, *, has_chunks: bool) -> MzdError | None:
+        """Why a context of an earlier run cannot go on; None if it can."""
+        if found.model_id not in (None, self._model_id):
+            return MzdError(
+                "model_changed",
+                f"context {found.name!r} belongs to another model; drop it or use another name",
+                tokens=len(found.tokens),
+            )
+        if has_chunks and not len(found.tokens):
+            return MzdError(
+                "corrupt_chunk", f"the tokens of context {found.name!r} are lost; drop it to begin anew"
+            )
+        return None
+
+    def _revive_cache(self, found: FoundContext, stored: Sequence[StoredChunk], num_layers: int) -> KvCache:
+        """Only a chunk that was stored for just these tokens counts; its checksum is checked at the read.
+
+        The swap is asked, not the journal: a chunk whose data file is gone is not stored, whatever that says.
+        """
         cache = KvCache(found.name, num_layers)
         cache.grow(chunks_of(len(found.tokens)))
         hashes = prefix_hashes(found.tokens, chunk_tokens=CHUNK_TOKENS)
         ends = np.zeros(cache.states.shape, np.int64)
-        for record in found.stored:
+        for record in (chunk.record for chunk in stored):
             kind = self._copy_kind(record.codec_name, record.codec_version)
             place = (record.layer, record.chunk)
             if kind is not CopyKind.NONE and _fits(record, found.tokens, hashes, cache):
@@ -91,6 +120,7 @@ class ContextArchive:
         num_tokens = _intact_end(ends)
         cache.cut(chunks_of(num_tokens))
         cache.set_tokens(found.tokens[:num_tokens])
+        _warn_of_lost_tokens(found)
         return cache
 
     def _copy_kind(self, codec_name: str, codec_version: int) -> CopyKind:
@@ -99,49 +129,46 @@ class ContextArchive:
         known = (codec_name, codec_version) == self._codec
         return CopyKind.STORED_COMPRESSED if known else CopyKind.NONE
 
-    def check_not_stale(self, name: str) -> None:
-        """Refuse a name that another model's context has.
+    def check_usable(self, name: str) -> None:
+        """Refuse a name whose context is kept and cannot go on.
 
         Raises:
-            MzdError: `model_changed`.
+            MzdError: `model_changed`, `corrupt_chunk`.
         """
-        if name in self.stale:
-            raise MzdError(
-                "model_changed", f"context {name!r} belongs to another model; drop it or use another name"
-            )
+        if name in self.unusable:
+            raise self.unusable[name]
 
     async def keep_tokens(self, name: str, tokens: Sequence[int]) -> None:
-        """Bring a context's token log up to date.
-
-        Raises:
-            MzdError: `swap_full`, `internal`; the log is as it was.
-        """
-        await self._workers.run(self._keep_tokens, name, np.asarray(tokens, dtype=np.uint32))
+        """Bring a context's token log up to date, as far as the disk allows: an answer goes on without."""
+        try:
+            await self._workers.run(self._keep_tokens, name, np.asarray(tokens, dtype=np.uint32))
+        except MzdError as error:
+            log.warning("the tokens of context %s are not on disk: %s", name, error)
 
     def _keep_tokens(self, name: str, tokens: NDArray[np.uint32]) -> None:
-        log = self._logs.get(name) or self._open_log(name)
-        self._logs[name] = log
-        known = log.tokens()[: len(tokens)]
+        token_log = self._logs.get(name) or self._open_log(name)
+        self._logs[name] = token_log
+        known = token_log.tokens()[: len(tokens)]
         differs = np.flatnonzero(known != tokens[: len(known)])
         common = int(differs[0]) if len(differs) else len(known)
-        if common < log.num_tokens:
-            log.truncate(common)
-        if common < len(tokens):
-            log.append(tokens[common:])
+        if common < token_log.num_tokens:
+            token_log.truncate(common)
+        for start in range(common, len(tokens), RECORD_TOKENS):
+            token_log.append(tokens[start : start + RECORD_TOKENS])
 
     def _open_log(self, name: str) -> TokenLog:
         try:
-            log = TokenLog.open(self._contexts, name)
+            found = TokenLog.open(self._contexts, name)
         except (FileNotFoundError, MzdError):
             return TokenLog.create(self._contexts, name, model_id=self._model_id)
-        if log.model_id != self._model_id:
+        if found.model_id != self._model_id:
             return TokenLog.create(self._contexts, name, model_id=self._model_id)
-        return log
+        return found
 
     async def forget(self, name: str) -> None:
         """Remove all files of a context."""
         self._logs.pop(name, None)
-        self.stale.pop(name, None)
+        self.unusable.pop(name, None)
         await self._workers.run(self._storage.drop_context, name)
 
 
@@ -165,3 +192,15 @@ def _intact_end(ends: NDArray[np.int64]) -> int:
         if end % CHUNK_TOKENS:
             break
     return end
+
+
+def _warn_of_lost_tokens(found: FoundContext) -> None:
+    """Chunks on flash tell how long the context once was; a shorter log has lost its end."""
+    once = max((record.chunk * CHUNK_TOKENS + record.num_tokens for record in found.stored), default=0)
+    if once > len(found.tokens):
+        log.warning(
+            "context %s: the token log is damaged: %d of at least %d tokens are left",
+            found.name,
+            len(found.tokens),
+            once,
+        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 MIB: Final = 1024 * 1024
 
@@ -195,14 +195,19 @@ class _Stall:
     value: float
 
 
-def available_and_floor(
-    snapshot: PressureSnapshot, policy: PressurePolicy
-) -> tuple[int, int] | PressureUnknown:
-    """(available, floor) in bytes of the place that is nearest to its floor; unknown if none can be read."""
+class MemoryRoom(NamedTuple):
+    """What the place that is nearest to its floor has available, and that floor."""
+
+    available_bytes: int
+    floor_bytes: int
+
+
+def available_and_floor(snapshot: PressureSnapshot, policy: PressurePolicy) -> MemoryRoom | PressureUnknown:
+    """The room of the place that is nearest to its floor; unknown if none can be read."""
     rooms = _rooms(snapshot, policy)
     if not rooms:
         return PressureUnknown("neither MemAvailable nor a limit of the memory group can be read")
-    return max(0, rooms[0].available_bytes), rooms[0].floor_bytes
+    return MemoryRoom(max(0, rooms[0].available_bytes), rooms[0].floor_bytes)
 
 
 def pressure_level(snapshot: PressureSnapshot, policy: PressurePolicy) -> Level:

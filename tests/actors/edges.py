@@ -92,32 +92,6 @@ class FakeStorage:
         return SimpleNamespace(quota_bytes=self.quota_bytes, swap_bytes=0)
 
 
-class FakePayloads:
-    """Slots by number."""
-
-    def __init__(self) -> None:
-        self.out: set[Any] = set()
-
-    def push(self, size_bytes: int) -> Any:
-        slot = SimpleNamespaceHashed(len(self.out), size_bytes)
-        self.out.add(slot)
-        return slot
-
-    def release(self, slot: Any) -> None:
-        self.out.remove(slot)
-
-    def statistics(self) -> Any:
-        return SimpleNamespace(resident_bytes=sum(slot.size_bytes for slot in self.out))
-
-
-class SimpleNamespaceHashed:
-    """A slot, told apart by identity."""
-
-    def __init__(self, address: int, size_bytes: int) -> None:
-        self.address = address
-        self.size_bytes = size_bytes
-
-
 def is_closed(channel: Any) -> bool:
     """Whether the other end of a channel would find this one closed."""
     statistics = channel.statistics()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ from mzd.actors.allocator import Allocator, AllocatorSettings
 from mzd.actors.evict_operation import EvictEnds, EvictParts
 from mzd.actors.restore_operation import RestoreEnds, RestoreParts
 from mzd.errors import MzdError
+from mzd.memory.in_memory_swap import InMemorySwap
 from mzd.memory.unit_table import UnitTable
 from mzd.messages.evict_path import ChunksCompressed, ChunksWritten, DropContext, Evict
 from mzd.messages.reply import Reply
@@ -31,11 +33,12 @@ from mzd.messages.restore_path import (
     UnitsRestored,
 )
 from mzd.policy.eviction_planner import Order
+from mzd.policy.pressure import MemoryRoom
 from mzd.policy.profile import UnitTimes
 from mzd.policy.residency import SETTLED_STATES, UnitState
 from mzd.policy.snapshot import KvSizes
 from mzd.policy.units import KvUnit
-from tests.actors.edges import FakeMemory, FakePayloads, FakeStorage, InlineWorkers, is_closed
+from tests.actors.edges import FakeMemory, FakeStorage, InlineWorkers, is_closed
 from tests.paths.invariants import check_cache
 
 LAYERS = 3
@@ -75,7 +78,7 @@ class World:
         self.heard = []
         self.next_id = 0
         self.units = UnitTable([UNIT_BYTES] * LAYERS, UNIT_BYTES, SIZES)
-        self.memory, self.storage, self.payloads = FakeMemory(), FakeStorage(), FakePayloads()
+        self.memory, self.storage, self.payloads = FakeMemory(), FakeStorage(), InMemorySwap()
         self.staging = FakeStaging()
         extent = SimpleNamespace(size_bytes=UNIT_BYTES, offset_bytes=0, crc32c=0)
         weights = SimpleNamespace(fd=8, extent=lambda unit: extent, check=lambda: None)
@@ -106,8 +109,8 @@ class World:
                 self.units, self.memory, self.payloads, self.storage, codec, workers, compress_threads=2
             ),
             evict_ends=EvictEnds(to_compressions, to_writes, evict_facts),
-            settings=AllocatorSettings(5.0, 1000, Order.BACKWARD, UnitTimes(1.0, 2.0, 4.0)),
-            available_bytes=lambda: self.available[0],
+            settings=AllocatorSettings(5.0, Order.BACKWARD, UnitTimes(1.0, 2.0, 4.0)),
+            room=lambda: MemoryRoom(self.available[0], 1000),
             baseline=SimpleNamespace(settle=lambda: None),
         )
 
@@ -209,7 +212,7 @@ class World:
             slots += cache.payloads.values()
         assert self.memory.out == set(held)
         assert len(held) == len(set(held)) == len(self.memory.populated)
-        assert self.payloads.out == set(slots)
+        assert self.payloads.statistics().num_payloads == len(set(slots)) == len(slots)
         assert self.staging.out == 0
 
 
@@ -257,7 +260,7 @@ async def test_without_overlap_nothing_is_ready_before_all_is(autojump_clock, nu
     _, replies = await world.restore(keep=600)
     early = 0
     while not replies.outcome.is_settled:
-        early = max(early, len(world.heard)) if world.units.head.state is UnitState.DROPPED else early
+        early = early if world.units.head.state is UnitState.RESIDENT else len(world.heard)
         await trio.sleep(0.1)
     assert (early > 0) == overlap.prefills_ahead
     assert len(world.heard) == LAYERS + 1
@@ -422,43 +425,53 @@ async def request(world, rng, context):
             computed = capacity
         if patience.cancelled_caught and rng.random() < 0.5:
             await world.send.send(AbandonRestore(restore_id))
-            computed = 0 if replies.outcome.is_settled else computed
     except MzdError as error:
         computed = min(keep, int(error.data.get("keep_tokens", keep)))
-    await world.finish(min(computed, capacity), context, seed=rng.choice((0, 0, 0, 1)))
+    await world.finish(computed, context, seed=rng.choice((0, 0, 0, 1)))
 
 
-async def operate(world, seed):
-    rng = random.Random(seed)
+async def drop(world, context):
+    reply = Reply()
+    await world.send.send(DropContext(context, reply))
+    await reply.get()
+
+
+async def use_contexts(world, rng):
+    """One request after the other, as the turnstile lets them through."""
     for _ in range(12):
         context = rng.choice("ab")
-        match rng.choice(("request", "request", "request", "evict", "evict", "drop")):
-            case "request":
-                await request(world, rng, context)
-            case "evict":
-                await world.evict(rng.randrange(30) * UNIT_BYTES)
-            case "drop":
-                reply = Reply()
-                await world.send.send(DropContext(context, reply))
-                await reply.get()
-        await world.evict(0)
-        world.check()
-    assert world.units.resident_bytes() == sum(lease.size_bytes for lease in world.memory.out)
+        await (drop if rng.random() < 0.15 else partial(request, rng=rng))(world, context=context)
+
+
+async def evict_meanwhile(world, rng):
+    for _ in range(12):
+        await trio.sleep(2 * rng.random())
+        extra = {"context": rng.choice("ab")} if rng.random() < 0.2 else {}
+        await world.evict(rng.randrange(30) * UNIT_BYTES, **extra)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    seed=st.integers(0, 1 << 32), failures=st.sampled_from((0.0, 0.1, 0.4)), interleaving=st.random_module()
+    seed=st.integers(0, 1 << 32),
+    failures=st.sampled_from((0.0, 0.1, 0.4)),
+    overlap=st.sampled_from(OverlapMode),
+    interleaving=st.random_module(),
 )
-def test_the_books_are_right_after_any_operation(seed, failures, interleaving):
-    """Requests that are cancelled at any moment, damaged chunks, refused chunks, flash that is full."""
+def test_the_books_are_right_after_any_operations(seed, failures, overlap, interleaving):
+    """Requests cancelled at any moment, evictions beside them, damaged chunks, flash that is full."""
 
     async def scenario():
-        world = World(random.Random(seed), failures=failures)
-        with trio.fail_after(100 * STUCK_S):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(world.run)
-                await operate(world, seed)
-                nursery.cancel_scope.cancel()
+        rng = random.Random(seed)
+        world = World(rng, failures=failures, overlap=overlap)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.run)
+            with trio.fail_after(10 * STUCK_S):
+                for _ in range(3):
+                    async with trio.open_nursery() as both:
+                        both.start_soon(use_contexts, world, rng)
+                        both.start_soon(evict_meanwhile, world, rng)
+                    await world.evict(0)
+                    world.check()
+            nursery.cancel_scope.cancel()
 
     trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from mzd.daemon.conversations import Conversation
-from mzd.daemon.generation import ComputeClient, Generation, Timings
+from mzd.daemon.generation import KEEP_TOKENS, ComputeClient, Generation, Timings
 from mzd.errors import MzdError
 from mzd.messages.compute import RunStep, StepDone
 from mzd.messages.restore_path import AbandonRestore, FinishUse, RestoreContext, RestoreOutcome
@@ -85,7 +85,10 @@ class Machine:
 
 def generation_of(machine, conversation=None, **changes):
     """A greedy generation on the machine; what it notifies is in `.notify.told` if streamed."""
-    told, said = [], []
+    told, said, logged = [], [], []
+
+    async def kept():
+        logged.append(list(fields["conversation"].tokens))
 
     async def notify(method, params):
         told.append((method, params))
@@ -101,10 +104,11 @@ def generation_of(machine, conversation=None, **changes):
         "stops": StopStrings(()),
         "notify": notify,
         "said": said.append,
+        "keep": kept,
         "timings": Timings(received_s=trio.current_time(), started_s=trio.current_time()),
     }
     generation = Generation(**(fields | changes))
-    return SimpleNamespace(of=generation, told=told, said=said)
+    return SimpleNamespace(of=generation, told=told, said=said, logged=logged)
 
 
 @asynccontextmanager
@@ -300,3 +304,11 @@ async def test_room_for_more_tokens_is_asked_for_where_it_ends(autojump_clock):
     capacity = {restore.restore_id: restore.capacity_tokens for restore in machine.restores}
     for step in machine.steps:
         assert step.position + len(step.tokens) <= capacity[step.restore_id]
+
+
+async def test_the_prompt_is_logged_before_it_is_computed_and_the_answer_as_it_grows(autojump_clock):
+    async with running(Machine()) as machine:
+        it = generation_of(machine, max_tokens=2 * KEEP_TOKENS + 1)
+        await it.of.run([0, 1, 2])
+    assert it.logged[0] == [0, 1, 2]
+    assert [len(tokens) for tokens in it.logged[1:]] == [3 + KEEP_TOKENS, 3 + 2 * KEEP_TOKENS]

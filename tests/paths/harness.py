@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,6 +31,7 @@ from mzd.memory.process_memory import read_process_memory
 from mzd.memory.workers import Workers
 from mzd.model.weight_store import WeightStore
 from mzd.native import crc32c
+from mzd.policy.pressure import MemoryRoom
 from mzd.policy.profile import DEFAULT_PROFILE
 from mzd.rpc.client import RpcClient, open_rpc_client
 from mzd.rpc.endpoint import bind_socket
@@ -205,7 +207,7 @@ async def open_daemon(
         opened = _open_parts(stack, device, store_path, state, config)
         if memory is not None:
             opened.parts.memory = memory(device.reserve_svm)
-        opened.parts.available_bytes = available_bytes or (lambda: None)
+        opened.parts.room = partial(_room, available_bytes)
         with mock.patch.object(wiring, "worker_groups", workers or wiring_worker_groups):
             made = main._make_daemon(config, opened, DEFAULT_PROFILE, trio.current_time())
         path = f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='mzd-'))}/s"
@@ -253,3 +255,8 @@ def _open_parts(
     stack.callback(contexts.close)
     parts = assembly._parts(config, store, device, engine, contexts)
     return assembly.Opened(parts, device, contexts, store.index.config.context_length, 0)
+
+
+def _room(available_bytes: Callable[[], int | None] | None) -> MemoryRoom | None:
+    available = available_bytes() if available_bytes else None
+    return None if available is None else MemoryRoom(available, 0)
