@@ -20,6 +20,7 @@ from mzd.errors import MzdError
 from mzd.memory import swap_journal
 from mzd.memory.arena import Arena
 from mzd.memory.in_memory_swap import InMemorySwap
+from mzd.memory.token_log import TokenLog
 from mzd.messages.reply import Reply
 
 # Something at a chosen message.
@@ -242,4 +243,15 @@ def failing_journal(error: int, refuse: Refusals) -> Iterator[None]:
         real(fd, content, offset_bytes)
 
     with mock.patch.object(swap_journal, "write_all", write):
+        yield
+
+
+@contextlib.contextmanager
+def failing_token_logs() -> Iterator[None]:
+    """No room to log a token."""
+
+    def refuse(log: TokenLog, tokens: Any) -> None:
+        raise MzdError("swap_full", "planted: no space for tokens")
+
+    with mock.patch.object(TokenLog, "append", refuse):
         yield

@@ -20,6 +20,7 @@ from tests.paths.more_faults import (
     arena_without_room,
     cancel_requests,
     failing_journal,
+    failing_token_logs,
     io_fault,
     outcome_of,
     refused_maps,
@@ -375,6 +376,21 @@ async def test_records_that_cannot_be_written(device, fixture_store, tmp_path, s
         await story.check_goes_on(daemon)
     async with open_daemon(device, fixture_store, tmp_path, WAYS[way]) as daemon:
         await story.check_goes_on(daemon)
+
+
+async def test_a_token_log_that_cannot_be_written(device, fixture_store, tmp_path, story):
+    """The answer is given all the same, and what the log lacks it gets with the next one."""
+    async with open_daemon(device, fixture_store, tmp_path, WAYS["flash"]) as daemon:
+        await story.begin(daemon)
+        with failing_token_logs():
+            result = await story.ask(daemon)
+        assert result["tokens"] == story.answer[:2]
+        await story.check_goes_on(daemon)
+        await daemon.evict()
+    async with open_daemon(device, fixture_store, tmp_path, WAYS["flash"]) as daemon:
+        known = next(list(c.tokens) for c in daemon.conversations)
+        assert known == [*story.prompt, *story.question, *story.answer[:4]]
+        assert (await daemon.generate("c", [], 1))["tokens"] == story.answer[4:5]
 
 
 @pytest.mark.parametrize("way", ["flash", "payloads"])
