@@ -181,6 +181,7 @@ static inline int step_column(int step, int j) {
 #endif
 }
 
+#if SCALE_BYTES > 0
 // Four weights of a K type as the bytes of a word: columns 4 * word .. 4 * word + 3 of a block, 16 rows.
 // A byte of the payload serves several blocks, which lie apart; so some words are read more than once, out of
 // the nearest cache.
@@ -193,16 +194,15 @@ static inline uint16 load_quants(WeightPair pair, int block, int word) {
     const uint16 low = load_words(pair, base + 8 + run / 2 * 8 + word) >> (uint)(run % 2 * 4);
     const uint16 high = load_words(pair, base + word) >> (uint)run;
     return (low & 0x0f0f0f0fu) | (high & 0x01010101u) << 4;
-#elif defined(WEIGHT_Q6_K)
+#else
     const int base = block / (SUPER_BLOCKS / 2) * (SUPER_WORDS / 2);  // of half a super-block
     const int run = block % (SUPER_BLOCKS / 2) / 2, place = block % 2 * 4 + word;  // 32 columns are a run
     const uint16 low = load_words(pair, base + run % 2 * 8 + place) >> (uint)(run / 2 * 4);
     const uint16 high = load_words(pair, base + 16 + place) >> (uint)(run * 2);
     return (low & 0x0f0f0f0fu) | (high & 0x03030303u) << 4;
-#else
-    return load_words(pair, block * BLOCK_STEPS + word);  // not called
 #endif
 }
+#endif
 
 // Asks for the payload of a step PREFETCH_BYTES ahead, once a cache line.
 static inline void prefetch_step(WeightPair pair, int block, int step) {
