@@ -33,7 +33,7 @@ from mzd.messages.evict_path import (
 from mzd.policy.eviction_planner import Destination, EvictionPlan, Step
 from mzd.policy.residency import Event, UnitState
 from mzd.policy.snapshot import CopyKind
-from mzd.policy.units import HeadUnit, KvUnit, UnitId
+from mzd.policy.units import HUGE_PAGE_BYTES, HeadUnit, KvUnit, UnitId
 
 T = TypeVar("T")
 
@@ -190,13 +190,18 @@ class EvictOperation:
             pending[message.batch_id] = partial(self._compressed, batch)
             await self._send(self.ends.compressions, message, pending)
 
+    @property
+    def _may_use_huge_pages(self) -> bool:
+        """Memory must fall at every step: 2 MiB at once are no growth when more has been freed already."""
+        return self.freed_bytes >= HUGE_PAGE_BYTES and self.parts.memory.statistics().huge_pages
+
     def _push_payloads(self, steps: Sequence[Step]) -> Sequence[Step]:
         """Start compressing, as far as there is memory for payloads; the steps that have begun."""
         payload_bytes = self.parts.codec.payload_bytes(self.parts.units.kv_sizes.chunk_bytes)
         for i, unit in enumerate(_kv_units(steps)):
             cache, place = self._where(unit)
             try:
-                slot = self.parts.payloads.push(payload_bytes)
+                slot = self.parts.payloads.push(payload_bytes, huge=self._may_use_huge_pages)
             except MzdError as error:
                 self._way_failed(Destination.RAM, error)
                 return steps[:i]
@@ -335,8 +340,8 @@ def _windows(steps: Sequence[Step], chunk_bytes: int) -> Iterator[list[Step]]:
 
 def _in_order(done: Sequence[Step], planned: Sequence[Step]) -> list[Step]:
     """What was done, as it was planned: the two ways out finish in an order of their own."""
-    finished = {id(step) for step in done}
-    return [step for step in planned if id(step) in finished]
+    places = {(step.unit, step.to): place for place, step in enumerate(planned)}
+    return sorted(done, key=lambda step: places[step.unit, step.to])
 
 
 def _kv_units(steps: Sequence[Step]) -> list[KvUnit]:

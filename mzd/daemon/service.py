@@ -133,7 +133,9 @@ class Service:
             return conversation.tokens + list(params.tokens)
         assert params.prompt is not None
         if conversation.tokens:
-            return conversation.tokens + self.tokenizer.encode(params.prompt, parse_special=True)
+            return conversation.tokens + self.tokenizer.encode(
+                params.prompt, parse_special=True, continues=True
+            )
         return self.tokenizer.encode_prompt(params.prompt)
 
     def _check_ids(self, tokens: tuple[int, ...]) -> None:

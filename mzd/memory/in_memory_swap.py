@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -11,8 +12,10 @@ from dataclasses import dataclass, field
 from mzd import native
 from mzd.errors import MzdError
 from mzd.memory.huge_pages import forbid_huge_pages
+from mzd.policy.units import HUGE_PAGE_BYTES
 
 SEGMENT_BYTES = 1024 * 1024
+HUGE_SEGMENT_BYTES = 8 * HUGE_PAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +102,9 @@ class InMemorySwap:
     payload) and buys that a released slot's memory is gone at once, in whatever order slots go, and that
     CompKV can write slots to flash directly.
 
+    Fresh small pages cost an eviction more than encoding does. So an eviction that has freed at least a huge
+    page asks for segments of those: their first payload makes 2 MiB resident, never more than went before.
+
     Args:
         segment_bytes: address space to take at a time; a longer payload gets a segment of its own.
     """
@@ -110,8 +116,11 @@ class InMemorySwap:
         self._payload_bytes = 0
         self._resident_bytes = 0
 
-    def push(self, size_bytes: int) -> Slot:
+    def push(self, size_bytes: int, *, huge: bool = False) -> Slot:
         """Get a slot on top of the stack for a payload of `size_bytes`.
+
+        Args:
+            huge: should a new segment be needed, it may be one of huge pages.
 
         Raises:
             MzdError: `insufficient_memory`; the system maps no further segment.
@@ -121,7 +130,8 @@ class InMemorySwap:
             raise ValueError("a payload has at least one byte")
         segment = self._segments[-1] if self._segments else None
         if segment is None or segment.room_bytes < size_bytes:
-            segment = _map_segment(max(self._segment_bytes, _pages(size_bytes)))
+            length = HUGE_SEGMENT_BYTES if huge else self._segment_bytes
+            segment = _map_segment(max(length, _pages(size_bytes)), huge=huge)
             self._segments.append(segment)
         slot = Slot(segment.top, size_bytes)
         segment.slots.append(slot)
@@ -176,15 +186,20 @@ class InMemorySwap:
         )
 
 
-def _map_segment(size_bytes: int) -> _Segment:
+def _map_segment(size_bytes: int, *, huge: bool) -> _Segment:
     try:
-        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        slack_bytes = HUGE_PAGE_BYTES if huge else 0  # address space only, for the alignment
+        memory = mmap.mmap(-1, size_bytes + slack_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MzdError(
             "insufficient_memory",
             f"the system maps no {size_bytes} bytes for compressed chunks: {error.strerror}",
             requested_bytes=size_bytes,
         ) from error
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    forbid_huge_pages(address, size_bytes)  # or the first payload could make 2 MiB resident
-    return _Segment(memory, address, size_bytes)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    if not huge:
+        forbid_huge_pages(start, size_bytes)  # or the first payload could make 2 MiB resident
+        return _Segment(memory, start, size_bytes)
+    with contextlib.suppress(OSError):  # a kernel without huge pages refuses the advice
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return _Segment(memory, -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, size_bytes)

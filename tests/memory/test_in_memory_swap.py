@@ -12,7 +12,7 @@ from mzd.errors import MzdError
 from mzd.memory import in_memory_swap
 from mzd.memory.in_memory_swap import InMemorySwap, free_pages
 from mzd.memory.process_memory import read_process_memory
-from mzd.policy.units import PAGE_BYTES
+from mzd.policy.units import HUGE_PAGE_BYTES, PAGE_BYTES
 
 KIB = 1024
 PAGE = 4 * KIB
@@ -179,3 +179,14 @@ def test_detached_pages_go_when_they_are_freed_and_count_no_more_at_once():
     assert native.resident_bytes(slots[1].address, PAGE_BYTES) == 0
     assert native.resident_bytes(slots[0].address, PAGE_BYTES) == PAGE_BYTES
     assert swap.statistics().reserved_bytes == 4 * PAGE_BYTES
+
+
+def test_a_segment_of_huge_pages_begins_on_one_and_a_released_slot_still_goes():
+    swap = InMemorySwap()
+    slots = [swap.push(3 * PAGE_BYTES, huge=True) for _ in range(4)]
+    assert slots[0].address % HUGE_PAGE_BYTES == 0
+    for slot in slots:
+        native.fill(slot.address, slot.size_bytes, 7)
+    swap.release(slots[1])
+    assert native.resident_bytes(slots[1].address, 3 * PAGE_BYTES) == 0
+    assert native.resident_bytes(slots[2].address, 3 * PAGE_BYTES) == 3 * PAGE_BYTES

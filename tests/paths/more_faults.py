@@ -173,7 +173,7 @@ def refused_payloads(refuse: Refusals) -> Iterator[None]:
     """The in-memory swap gets no memory when `refuse` says so."""
     push = InMemorySwap.push
 
-    def push_or_refuse(swap: InMemorySwap, size_bytes: int) -> Any:
+    def push_or_refuse(swap: InMemorySwap, size_bytes: int, *, huge: bool = False) -> Any:
         if refuse():
             raise MzdError("insufficient_memory", "planted: no segment")
         return push(swap, size_bytes)
