@@ -177,10 +177,11 @@ async def test_units_of_an_older_restore_are_bound_no_more(autojump_clock, gpu):
     await gpu.ready(1, range(LAYERS))
     await (await gpu.step(1)).get()
     reply = await gpu.step(2)
-    await gpu.ready(1, range(LAYERS))  # late, and stale
+    await gpu.ready(2, [0], head=False)
+    await gpu.ready(1, range(1, LAYERS))  # late, and stale
     await trio.sleep(10)
     assert not reply.is_settled
-    await gpu.ready(2, range(LAYERS))
+    await gpu.ready(2, range(1, LAYERS))
     await reply.get()
     assert gpu.layers[LAYERS:] == [(layer, 200 + layer) for layer in range(LAYERS)]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from mzd import native
 from mzd.actors.restore_operation import RestoreOperation
-from mzd.policy.residency import Event
+from mzd.policy.units import KvUnit
 
 POISON = 0xFF
 """As FP16 and as float32 a NaN that goes through every product and sum."""
@@ -55,16 +55,17 @@ def poisoned(reserve: Callable[[int], Any]) -> Callable[[int], Any]:
 
 @contextlib.contextmanager
 def fresh_chunks_are_zero() -> Iterator[None]:
-    """A chunk for tokens to come is zeros when it is delivered, as a fresh page would be."""
-    deliver = RestoreOperation._deliver
+    """Chunks for tokens to come are zeros once they are populated, as fresh pages would be."""
+    populate = RestoreOperation._populate
 
-    def zero_and_deliver(operation: RestoreOperation, unit: Any, event: Event) -> None:
-        if event is Event.ALLOCATE:
-            lease = operation._leases[unit]
-            native.fill(lease.address, lease.size_bytes, 0)
-        deliver(operation, unit, event)
+    async def populate_and_zero(operation: RestoreOperation, units: Any, layer: int | None) -> None:
+        await populate(operation, units, layer)
+        for unit in units:
+            if isinstance(unit, KvUnit) and unit.chunk in operation.plan.layers[unit.layer].allocate:
+                lease = operation._leases[unit]
+                native.fill(lease.address, lease.size_bytes, 0)
 
-    with mock.patch.object(RestoreOperation, "_deliver", zero_and_deliver):
+    with mock.patch.object(RestoreOperation, "_populate", populate_and_zero):
         yield
 
 

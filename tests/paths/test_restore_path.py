@@ -272,6 +272,13 @@ async def test_a_weight_store_that_changes_meanwhile(device, long_store, tmp_pat
         assert len(daemon.units.caches["c"].tokens) == 300
 
 
+def leaves(error):
+    """The exceptions of a group of groups."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+
+
 @pytest.mark.parametrize(
     ("owner", "function"),
     [
@@ -280,39 +287,36 @@ async def test_a_weight_store_that_changes_meanwhile(device, long_store, tmp_pat
         (Int8Codec, "decode_batch"),
         (Int8Codec, "encode_release_batch"),
         (Engine, "enqueue_layer"),
-        (RestoreOperation, "_deliver"),
+        (RestoreOperation, "_take"),
         (EvictOperation, "_note"),
     ],
 )
 async def test_a_bug_in_any_actor_ends_the_daemon(device, long_store, tmp_path, monkeypatch, owner, function):
-    """It does not hang, and what ends it is the bug's own exception."""
+    """It does not hang, and the bug's own exception is told; others may meet channels that it has closed."""
 
     def fail(*args):
         raise ZeroDivisionError("planted")
 
-    expected = pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True, allow_unwrapped=True)
-    with trio.fail_after(20), expected:
+    with trio.fail_after(20), pytest.raises((ZeroDivisionError, ExceptionGroup)) as raised:
         async with open_daemon(device, long_store, tmp_path, codec="int8") as daemon:
             await daemon.generate("c", random_tokens(random.Random(2), 300))
             await daemon.evict(0.3)
             monkeypatch.setattr(owner, function, fail)
             await daemon.evict(1.0)
             await daemon.generate("c", [7], 1)
+    assert any(isinstance(error, ZeroDivisionError) for error in leaves(raised.value))
 
 
-async def test_a_chunk_that_a_restore_found_damaged_is_computed_by_the_next_request(
-    device, long_store, tmp_path
-):
-    """The restore says so; the request after it knows what is left and goes on from there."""
+async def test_a_restore_ahead_of_a_request_leaves_damage_to_the_request(device, long_store, tmp_path):
+    """It brings back what is good; the request knows what is left, and computes the rest."""
     async with open_daemon(device, long_store, tmp_path) as daemon:
         await daemon.generate("c", random_tokens(random.Random(2), 700))
         await daemon.evict()
         stored = daemon.opened.parts.storage.locate(KvUnit("c", 3, 1))
         flip_byte(daemon.swap_path("c"), stored.offset_bytes)
-        with pytest.raises(MzdError) as raised:
-            await daemon.call("restore", context="c")
-        assert raised.value.code == "corrupt_chunk"
+        await daemon.call("restore", context="c")
         await daemon.settle()
+        assert len(daemon.units.caches["c"].tokens) == 256
         result = await daemon.generate("c", [9, 8, 7], 1)
         assert (result["usage"]["reused_tokens"], result["usage"]["recomputed_tokens"]) == (256, 444)
         await daemon.settle()
