@@ -189,7 +189,7 @@ class Generation:
             logits = await self._prefill_with_retry(prompt, reused)
             self.timings.prefilled_s = trio.current_time()
             await self._decode(logits)
-        except MzdError:
+        except BaseException:
             if self.conversation.computed <= reused:
                 self.conversation.tokens = before  # nothing of the prompt was taken: it may be sent again
             raise
