@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import trio
@@ -38,7 +39,10 @@ from mzd.policy.residency import Event, UnitState
 from mzd.policy.restore_planner import LayerRestore, RestorePlan
 from mzd.policy.units import CHUNK_TOKENS, ChunkIndex, HeadUnit, KvUnit, LayerIndex, UnitId, WeightUnit
 
-BATCH_BYTES = 4 * 1024 * 1024
+ALLOCATION_BYTES = 16 * 1024 * 1024
+"""Memory populated in one go: a few milliseconds of work, and a lead that readers do not catch up with."""
+
+BATCH_BYTES = 8 * 1024 * 1024
 """Chunks that travel in one message: enough work to pay for the thread hop, little enough to share out."""
 
 HEAD = None
@@ -93,6 +97,9 @@ class RestoreOperation:
     spent_payloads: list[Slot] = field(default_factory=list)
     _leases: dict[UnitId, Lease] = field(default_factory=dict)
     _outstanding: dict[int | None, int] = field(default_factory=dict)
+    _populated: set[int | None] = field(default_factory=set)
+    _progress: trio.Event = field(default_factory=trio.Event)
+    _allocated: bool = False
     _in_flight: int = 0
     _dispatched: bool = False
     _receiving: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -112,6 +119,7 @@ class RestoreOperation:
                 await self.parts.workers.run(self.parts.weights.check)
             self._reserve()
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._allocate)
                 nursery.start_soon(self._dispatch)
                 await self._collect()
         except MzdError as error:
@@ -135,12 +143,58 @@ class RestoreOperation:
     def _stopped(self) -> bool:
         return self.abandoned or self.failure is not None
 
-    # Dispatch: the only task that populates and sends work.
+    # Allocation: runs ahead by itself, so that no read waits for pages that could be there.
+
+    async def _allocate(self) -> None:
+        try:
+            for group in self._allocation_groups():
+                if self._stopped:
+                    break
+                await self._populate(group)
+                self._wake_dispatch(group)
+        except MzdError as error:
+            self.failure = self.failure or error
+        self._allocated = True
+        self._wake_dispatch([])
+
+    def _allocation_groups(self) -> Iterator[Sequence[UnitId]]:
+        """The first layer by itself: the device waits for it. Then pieces that pay for their thread hop."""
+        group: list[UnitId] = []
+        group_bytes = 0
+        wanted_bytes = 0 if self.parts.overlap.allocates_ahead else self.plan.allocate_bytes
+        for layer, needs in groupby(self.plan.allocations, key=lambda need: _layer_of(need.unit)):
+            for need in needs:
+                group.append(need.unit)
+                group_bytes += need.size_bytes
+            if group_bytes >= wanted_bytes or layer is HEAD:
+                yield group
+                group, group_bytes = [], 0
+                wanted_bytes = max(wanted_bytes, ALLOCATION_BYTES)
+        if group:
+            yield group
+
+    async def _populate(self, units: Sequence[UnitId]) -> None:
+        start_ns = time.monotonic_ns()
+        leases = [self._leases[unit] for unit in units]
+        await self.parts.workers.run(self.parts.memory.populate, leases)
+        size_bytes = sum(lease.size_bytes for lease in leases)
+        self.trace.add("allocate", _layer_of(units[0]), start_ns, time.monotonic_ns(), size_bytes)
+
+    def _wake_dispatch(self, units: Sequence[UnitId]) -> None:
+        self._populated.update(_layer_of(unit) for unit in units)
+        self._progress.set()
+        self._progress = trio.Event()
+
+    async def _wait_populated(self, layer: int | None) -> bool:
+        """Wait for a layer's memory; False when it does not come any more."""
+        while layer not in self._populated and not (self._allocated or self._stopped):
+            await self._progress.wait()
+        return layer in self._populated and not self._stopped
+
+    # Dispatch: the only task that sends work.
 
     async def _dispatch(self) -> None:
         try:
-            if not (self.parts.overlap.allocates_ahead or self._stopped):
-                await self._populate(list(self._leases), None)
             for layer in self.plan.layers:
                 if self._stopped:
                     break
@@ -153,9 +207,8 @@ class RestoreOperation:
         self._receiving.cancel()  # the collector looks again whether anything is to come
 
     async def _dispatch_layer(self, layer: LayerRestore) -> None:
-        units: list[UnitId] = [WeightUnit(layer.layer)] if layer.weights_bytes else []
-        units += [KvUnit(self.cache.name, layer.layer, chunk) for chunk in layer.chunks]
-        await self._populate(units, layer.layer)
+        if not layer.is_complete and not await self._wait_populated(layer.layer):
+            return
         self.cache.apply_row(layer.layer, layer.allocate, Event.ALLOCATE)
         self._take_leases(layer.layer, self._kv_units(layer.layer, layer.allocate))
         await self._announce_if_ready(layer.layer)
@@ -169,21 +222,10 @@ class RestoreOperation:
             await self._send_read(await self._payload_read(layer.layer, batch))
 
     async def _dispatch_head(self) -> None:
-        if self.plan.head_bytes:
-            await self._populate([HeadUnit()], HEAD)
-            await self._send_read(self._weight_read(HeadUnit()))
-        else:
+        if not self.plan.head_bytes:
             await self._announce_if_ready(HEAD)
-
-    async def _populate(self, units: Sequence[UnitId], layer: int | None) -> None:
-        if not units or (layer is not None and not self.parts.overlap.allocates_ahead):
-            return
-        start_ns = time.monotonic_ns()
-        leases = [self._leases[unit] for unit in units]
-        await self.parts.workers.run(self.parts.memory.populate, leases)
-        self.trace.add(
-            "allocate", layer, start_ns, time.monotonic_ns(), sum(lease.size_bytes for lease in leases)
-        )
+        elif await self._wait_populated(HEAD):
+            await self._send_read(self._weight_read(HeadUnit()))
 
     @property
     def _staged_chunks(self) -> int:
@@ -388,3 +430,7 @@ def _batches(chunks: Sequence[ChunkIndex], count: int) -> Iterator[Sequence[Chun
     """Cut into pieces of `count`, or of one chunk where not even that fits."""
     for start in range(0, len(chunks), max(1, count)):
         yield chunks[start : start + max(1, count)]
+
+
+def _layer_of(unit: UnitId) -> int | None:
+    return HEAD if isinstance(unit, HeadUnit) else unit.layer

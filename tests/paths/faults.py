@@ -58,8 +58,8 @@ def fresh_chunks_are_zero() -> Iterator[None]:
     """Chunks for tokens to come are zeros once they are populated, as fresh pages would be."""
     populate = RestoreOperation._populate
 
-    async def populate_and_zero(operation: RestoreOperation, units: Any, layer: int | None) -> None:
-        await populate(operation, units, layer)
+    async def populate_and_zero(operation: RestoreOperation, units: Any) -> None:
+        await populate(operation, units)
         for unit in units:
             if isinstance(unit, KvUnit) and unit.chunk in operation.plan.layers[unit.layer].allocate:
                 lease = operation._leases[unit]

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import trio
 
+from mzd.actors import restore_operation
 from mzd.daemon.config import SwapConfig, ThreadsConfig
 from mzd.errors import MzdError
 from mzd.memory import staging
@@ -184,8 +185,11 @@ async def test_a_request_that_waits_for_an_eviction_cancelled_at_any_message(
 
 @pytest.mark.parametrize("make", [arena_without_pages, arena_without_room])
 @pytest.mark.parametrize("way", WAYS)
-async def test_memory_refused_at_any_unit_of_a_restore(device, fixture_store, tmp_path, story, way, make):
+async def test_memory_refused_at_any_unit_of_a_restore(
+    device, fixture_store, tmp_path, story, way, make, monkeypatch
+):
     """`insufficient_memory`; what came back stays, the rest is where it was, nothing is computed again."""
+    monkeypatch.setattr(restore_operation, "ALLOCATION_BYTES", 1)  # each layer by itself
     refuse, num_refused = Refusals(), 0
     async with open_daemon(device, fixture_store, tmp_path, WAYS[way], memory=make(refuse)) as daemon:
         for number in range(MESSAGES_MAX):

@@ -93,7 +93,7 @@ def announce_when_populated(monkeypatch):
 
     async def announce_and_dispatch(operation, layer):
         units = [unit for unit in operation._leases if getattr(unit, "layer", None) == layer.layer]
-        await operation._populate(units, layer.layer)
+        await operation._wait_populated(layer.layer)
         await operation.ends.readiness.send(early_event(operation, layer.layer, units))
         await dispatch_layer(operation, layer)
 
