@@ -75,6 +75,7 @@ class World:
         self.failures = failures
         self.delay_s = delay_s
         self.available = available if available is not None else [1 << 40]
+        self.damaged = set()
         self.heard = []
         self.next_id = 0
         self.units = UnitTable([UNIT_BYTES] * LAYERS, UNIT_BYTES, SIZES)
@@ -138,7 +139,7 @@ class World:
     async def read(self):
         async for read in self.reads:
             await self.pause()
-            bad = tuple(unit for unit in read.units if self.fails())
+            bad = tuple(unit for unit in read.units if unit in self.damaged or self.fails())
             good = tuple(unit for unit in read.units if unit not in bad)
             if bad:
                 code = "corrupt_chunk" if isinstance(bad[0], KvUnit) else "weights_unavailable"
@@ -338,6 +339,38 @@ async def test_a_request_that_ends_before_its_restore_began_takes_it_back(autoju
     await first.outcome.get()
     await world.finish(600, "a")
     assert (await world.evict()).resident_bytes == 0
+    world.check()
+
+
+async def test_a_request_that_ends_while_it_waits_for_an_eviction_changes_nothing(
+    autojump_clock, world, nursery
+):
+    """Chunks that it would have forgotten are on their way out just then."""
+    await world.use(513)
+    nursery.start_soon(world.evict)
+    await trio.sleep(0.01)
+    assert world.states() & {UnitState.WRITING, UnitState.COMPRESSING}
+    _, replies = await world.restore(keep=512)
+    await world.finish(512)
+    with pytest.raises(MzdError, match="abandoned"):
+        await replies.outcome.get()
+    await world.evict(0)
+    world.check()
+    assert (await world.use(513, keep=513)).restored_bytes == (LAYERS + 1 + 9) * UNIT_BYTES
+
+
+async def test_damage_leaves_what_lies_before_it_in_every_layer(autojump_clock, world):
+    """The rest is nowhere afterwards: nobody may take it for content."""
+    await world.use(700)
+    await world.evict()
+    world.damaged = {KvUnit("c", 1, 2), KvUnit("c", 2, 1)}
+    _, replies = await world.restore(keep=700, capacity=700)
+    with pytest.raises(MzdError) as raised:
+        await replies.outcome.get()
+    kept_chunks, keep_tokens = world.units.caches["c"].num_chunks, raised.value.data["keep_tokens"]
+    assert 256 * kept_chunks == keep_tokens in (256, 512)  # as far as was read until the first failure
+    await world.finish(keep_tokens)
+    await world.evict(0)
     world.check()
 
 

@@ -177,6 +177,8 @@ async def test_units_of_an_older_restore_are_bound_no_more(autojump_clock, gpu):
     await gpu.ready(1, range(LAYERS))
     await (await gpu.step(1)).get()
     reply = await gpu.step(2)
+    await trio.testing.wait_all_tasks_blocked()
+    assert not gpu.engine.bound
     await gpu.ready(2, [0], head=False)
     await gpu.ready(1, range(1, LAYERS))  # late, and stale
     await trio.sleep(10)
