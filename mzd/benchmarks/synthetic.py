@@ -80,12 +80,11 @@ class Geometry:
 GEOMETRIES: Final[Mapping[str, Geometry]] = {
     geometry.name: geometry
     for geometry in (
-        Geometry("qwen3-0.6b-shape", "llama", 28, 1024, 3072, 16, 8, 128, 151_936, 40_960),
-        Geometry("exaone-4.0-1.2b-shape", "llama", 30, 2048, 4096, 32, 8, 64, 102_400, 65_536),
+        Geometry("qwen3-0.6b", "qwen3", 28, 1024, 3072, 16, 8, 128, 151_936, 40_960),
+        Geometry("exaone-4.0-1.2b", "exaone4", 30, 2048, 4096, 32, 8, 64, 102_400, 65_536),
     )
 }
-"""Shapes of the paper's models as plain llama models: without their norms of Q and K (and, of the second,
-after attention and MLP), which are a thousandth of the work."""
+"""Shapes of the paper's models, as their configurations have them."""
 
 
 def write_model(path: Path, geometry: Geometry, *, seed: int) -> None:

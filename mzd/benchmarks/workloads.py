@@ -40,5 +40,5 @@ def workloads(quick: bool, report: Callable[[str], None]) -> tuple[Workload, ...
     """
     chosen = [Workload(real_model(REAL_MODEL), 8160)]
     if not quick:
-        chosen.append(Workload(synthetic_model(GEOMETRIES["qwen3-0.6b-shape"], report), 16_384))
+        chosen.append(Workload(synthetic_model(GEOMETRIES["qwen3-0.6b"], report), 16_384))
     return tuple(chosen)

@@ -123,7 +123,7 @@ def test_a_synthetic_model_is_a_model(tmp_path):
 
 
 def test_geometries_have_the_sizes_of_the_paper():
-    qwen = GEOMETRIES["qwen3-0.6b-shape"]
+    qwen = GEOMETRIES["qwen3-0.6b"]
     assert (qwen.num_layers, qwen.hidden_size, qwen.vocab_size) == (28, 1024, 151_936)
     shapes = dict(qwen.tensors())
     assert qwen.dims(shapes["blk.27.attn_q.weight"]) == [1024, 2048]
