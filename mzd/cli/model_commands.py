@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mzd.cli.output import Exit, Output, console, note
+from mzd.cli.sizes import format_bytes
 
 if TYPE_CHECKING:
     from mzd.model.library import InstalledModel, ModelLibrary
@@ -43,8 +44,38 @@ def _library() -> ModelLibrary:
 
 
 def _show(model: InstalledModel, output: Output) -> None:
-    result = {"name": model.name, "directory": str(model.directory), "store": str(model.store_path)}
-    output.result(result, lambda shown: note(f"ready: mzd serve --model {shown['name']}"))
+    result = {
+        "name": model.name,
+        "directory": str(model.directory),
+        "store": str(model.store_path),
+        "memory": _memory_need(model),
+    }
+    output.result(result, _show_model)
+
+
+def _memory_need(model: InstalledModel) -> dict[str, Any]:
+    """`MemoryNeed.fields` of a model that is ready."""
+    from mzd.formats.memory_need import memory_need
+    from mzd.model.weight_store import WeightStore
+    from mzd.policy.units import CHUNK_TOKENS
+
+    with WeightStore.open(model.store_path) as store:
+        return memory_need(store.index, chunk_tokens=CHUNK_TOKENS).fields()
+
+
+def _show_model(shown: Mapping[str, Any]) -> None:
+    memory = shown["memory"]
+    print(
+        f"memory: weights {format_bytes(memory['weights_bytes'])}, "
+        f"embedding and output matrix {format_bytes(memory['head_bytes'])}, "
+        f"KV {format_bytes(memory['kv_bytes_per_1k_tokens'])} per 1k tokens"
+    )
+    totals = (
+        f"{format_bytes(total['total_bytes'])} at {total['context_tokens']} tokens"
+        for total in memory["totals"]
+    )
+    print(f"in all: {', '.join(totals)}; the program itself comes on top")
+    note(f"ready: mzd serve --model {shown['name']}")
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePath
 
 from mzd.errors import FormatError
 from mzd.formats.architectures import ARCHITECTURES, Architecture
@@ -32,7 +31,7 @@ class MetadataKeys:
     """Metadata of one file, with the architecture's prefix added and types checked.
 
     Raises:
-        FormatError: `invalid_model` for a file that is a part, or names no architecture;
+        FormatError: `invalid_model` for a file that names no architecture;
             `unsupported_architecture` for one that is not computed.
     """
 
@@ -114,7 +113,6 @@ class MetadataKeys:
             raise self.unsupported(f"a sliding window of {window} tokens is not supported")
 
     def _architecture(self) -> str:
-        self._refuse_split()
         architecture = self.gguf.metadata.get("general.architecture")
         if not isinstance(architecture, str):
             raise self.invalid(f"general.architecture is {shown(architecture)}, not a name")
@@ -128,17 +126,6 @@ class MetadataKeys:
             )
         return architecture
 
-    def _refuse_split(self) -> None:
-        parts = self.gguf.metadata.get("split.count", 0)
-        if isinstance(parts, int) and parts > 1:
-            number = self.gguf.metadata.get("split.no", 0)
-            part = number + 1 if isinstance(number, int) else 0  # split.no counts from 0, file names from 1
-            others = ", ".join(_part_names(self.gguf.name, part, parts))
-            raise self.invalid(
-                f"part {part} of a model in {parts} files (others: {others}); "
-                "merge them first: llama-gguf-split --merge"
-            )
-
     def _uniform(self, key: str) -> MetaValue | None:
         value = self.get(key)
         if not isinstance(value, tuple):
@@ -151,10 +138,3 @@ class MetadataKeys:
 def shown(value: MetaValue | None) -> str:
     """A metadata value for a message, cut short."""
     return "missing" if value is None else f"{value!a:.60}"
-
-
-def _part_names(name: str, part: int, parts: int) -> list[str]:
-    """The other files of a split model, by the usual naming; at most eight are listed."""
-    stem = PurePath(name).name.removesuffix(".gguf").removesuffix(f"-{part:05d}-of-{parts:05d}")
-    numbers = [number for number in range(1, min(parts, 9) + 1) if number != part]
-    return [f"{stem}-{number:05d}-of-{parts:05d}.gguf" for number in numbers]

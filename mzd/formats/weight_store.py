@@ -107,7 +107,12 @@ class UnitExtent:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """The GGUF file that a store was made from; `sha256` in hex."""
+    """What a store was made from: a GGUF file, or the parts of a split one.
+
+    Attributes:
+        name: of the file, or of the first part.
+        size_bytes, sha256: of the file, or of all parts one after another; the hash in hex.
+    """
 
     name: str
     size_bytes: int

@@ -1,4 +1,4 @@
-"""Owns making a weight store from a GGUF file: one pass over the source, in pieces of a few MiB."""
+"""Owns making a weight store from GGUF files: one pass over the source, in pieces of a few MiB."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mzd.formats.architectures import TensorRule
 from mzd.formats.crc32c import concatenated
 from mzd.formats.ggml_types import GgmlType
 from mzd.formats.gguf import GgufFile, TensorInfo, parse_gguf
+from mzd.formats.gguf_split import joined
 from mzd.formats.model_config import (
     ROPE_FREQS_TENSOR,
     ModelConfig,
@@ -39,7 +40,7 @@ from mzd.formats.weight_store import (
     plan_layer,
 )
 from mzd.model.atomic_file import AtomicFile
-from mzd.model.source_file import Progress, SourceReader
+from mzd.model.source_file import Progress, SourceReader, source_paths
 
 # Rows packed at a time. Packing holds the source, the packed bytes and a copy between: some 25 MiB however
 # large the matrix, where an embedding as a whole would take gigabytes.
@@ -64,8 +65,11 @@ class _Move:
 def import_gguf(path: Path, store_path: Path, *, progress: Progress | None = None) -> StoreIndex:
     """Make the weight store of a GGUF file; `store_path` is replaced only by a whole one.
 
+    The source is the file, or all files of a split model, one after another in the order of their numbers:
+    its size and SHA-256, and with them `model_id`, are those of `cat NAME-*.gguf`, whichever part was given.
+
     Args:
-        path: the GGUF file; it is read once, front to back, and hashed on the way.
+        path: the GGUF file, or any part of a split one; read once, front to back, and hashed on the way.
         store_path: where the store goes; its directory is made (0700) if missing.
         progress: called with (done_bytes, total_bytes) of the source; what it raises stops the import.
 
@@ -73,18 +77,20 @@ def import_gguf(path: Path, store_path: Path, *, progress: Progress | None = Non
         The index of the new store.
 
     Raises:
-        MzdError: `not_found`, `invalid_model`, `unsupported_architecture`, `unsupported_type` for the
-            source; `model_changed` if it changes meanwhile; `weights_unavailable` if the store cannot be
-            written (disk full). Nothing is left behind then.
+        MzdError: `not_found`, `invalid_model` (naming a part that is missing or has no place here),
+            `unsupported_architecture`, `unsupported_type` for the source; `model_changed` if it changes
+            meanwhile; `weights_unavailable` if the store cannot be written (disk full). Nothing is left
+            behind then.
     """
-    with SourceReader(path, progress) as source:
-        gguf = parse_gguf(source.read_at, source.size_bytes, name=str(path))
+    paths = source_paths(path)
+    with SourceReader(paths, progress) as source:
+        gguf = joined([parse_gguf(p.read_at, p.size_bytes, name=str(p.path)) for p in source.parts])
         config = model_config(gguf, _freq_factors(source, gguf))
         units, moves = _plan(gguf, config)
         with AtomicFile(store_path) as store:
             store.reserve(units[-1].end_bytes)
             checksums = _move_tensors(source, store, moves)
-            origin = SourceFile(path.name, source.size_bytes, source.finish())
+            origin = SourceFile(paths[0].name, source.size_bytes, source.finish())
             index = _index(config, units, checksums, origin, gguf)
             _write_index(store, index, units[-1].end_bytes)
             store.commit()

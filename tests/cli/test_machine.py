@@ -12,6 +12,9 @@ import pytest
 
 from mzd.cli.main import main
 from mzd.errors import MzdError
+from mzd.model.importer import import_gguf
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def fake_module(monkeypatch, name, **contents):
@@ -53,6 +56,7 @@ class Model:
 
 def test_pull_and_import(monkeypatch, capsys, tmp_path):
     model = Model("smol", tmp_path, tmp_path / "weights.mzw")
+    import_gguf(FIXTURES / "llama-F16.gguf", model.store_path)
     seen = []
 
     class Library:
@@ -79,11 +83,17 @@ def test_pull_and_import(monkeypatch, capsys, tmp_path):
     )
     fake_module(monkeypatch, "mzd.model.pull", pull=pull)
     assert main(["pull", "smol"]) == 0
-    assert "mzd serve --model smol" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "mzd serve --model smol" in printed.err
+    assert "KV 1.0 MB per 1k tokens" in printed.out
+    assert "at 1024 tokens" in printed.out
     assert main(["import", "x.gguf", "--name", "n", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
-        "name": "smol", "directory": str(tmp_path), "store": str(tmp_path / "weights.mzw"),
-    }  # fmt: skip
+    shown = json.loads(capsys.readouterr().out)
+    memory = shown.pop("memory")
+    assert shown == {"name": "smol", "directory": str(tmp_path), "store": str(model.store_path)}
+    units_bytes = memory["weights_bytes"] + memory["head_bytes"]
+    assert memory["kv_bytes_per_1k_tokens"] == 1024 * 4 * 2 * 32 * 4  # layers, heads, channels, K and V
+    assert memory["totals"] == [{"context_tokens": 1024, "total_bytes": units_bytes + 1024 * 1024}]
     assert seen == [("smol", Library), (Path("x.gguf"), "n")]
 
 

@@ -17,7 +17,6 @@ from tests.formats.gguf_files import (
     BOOL,
     F32,
     STRING,
-    U16,
     U32,
     Array,
     Gguf,
@@ -248,14 +247,6 @@ class TestInvalid:
         file = tiny_llama().with_metadata(llama__attention__head_count_kv=(U32, 3))
         assert "3 K/V heads" in refusal(file, "invalid_model")
 
-    def test_a_part_of_a_split_model_names_the_others(self):
-        file = Gguf({"split.no": (U16, 1), "split.count": (U16, 3)})
-        data = file.to_bytes()
-        with pytest.raises(FormatError) as caught:
-            model_config(parse(data, name="/m/big-00002-of-00003.gguf"), None)
-        assert "part 2 of a model in 3 files" in caught.value.message
-        assert "big-00001-of-00003.gguf, big-00003-of-00003.gguf" in caught.value.message
-
     def test_billions_of_layers_end_at_the_first_that_is_missing(self):
         file = tiny_llama().with_metadata(llama__block_count=(U32, 2**32 - 1))
         assert "'blk.1.attn_norm.weight' is missing" in refusal(file, "invalid_model")
@@ -269,7 +260,7 @@ _values = st.one_of(
     st.tuples(st.just(ARRAY), st.lists(st.integers(0, 99), max_size=3).map(lambda i: Array(U32, tuple(i)))),
     st.none(),
 )
-_KEYS = [*tiny_llama().metadata, "llama.rope.dimension_count", "llama.attention.key_length", "split.count"]
+_KEYS = [*tiny_llama().metadata, "llama.rope.dimension_count", "llama.attention.key_length"]
 _KEYS += ["llama.attention.value_length", "llama.rope.scaling.type", "llama.rope.scaling.factor"]
 _KEYS += [f"llama.{key}" for key in NEUTRAL_METADATA] + ["llama.attention.sliding_window", "llama.vocab_size"]
 
