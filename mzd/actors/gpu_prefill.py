@@ -65,6 +65,7 @@ class _Enqueued:
     layer: int
     begun_ns: int
     event: Event
+    traced: bool
 
 
 @dataclass(slots=True)
@@ -159,7 +160,7 @@ class GpuPrefill:
             begun_ns = time.monotonic_ns()
             self.engine.enqueue_layer(layer)
             if not whole:
-                ahead.append(_Enqueued(layer, begun_ns, self.engine.mark()))
+                ahead.append(_Enqueued(layer, begun_ns, self.engine.mark(), step.trace))
             if len(ahead) > LAYERS_AHEAD:
                 await self._retire(ahead.popleft())
 
@@ -172,8 +173,9 @@ class GpuPrefill:
 
     async def _retire(self, enqueued: _Enqueued) -> None:
         await self.engine.wait(enqueued.event)
-        span = Span("prefill", enqueued.layer, enqueued.begun_ns, time.monotonic_ns(), 0)
-        self.spans.append((self._bound_id, span))
+        if enqueued.traced:  # later passes of a long prompt would hide the restore beside them
+            span = Span("prefill", enqueued.layer, enqueued.begun_ns, time.monotonic_ns(), 0)
+            self.spans.append((self._bound_id, span))
 
     async def _wait_ready(self, step: RunStep, bind: Callable[[], bool]) -> None:
         """Wait until `bind` finds its unit ready; ends early when nobody wants the step any more."""
