@@ -39,9 +39,10 @@ def source_paths(path: Path) -> tuple[Path, ...]:
     if path.name in missing:
         raise _not_found(path)
     if missing:
-        shown = ", ".join(missing[:_MISSING_SHOWN_MAX])
+        more = ", ..." if len(missing) > _MISSING_SHOWN_MAX else ""
+        shown = ", ".join(missing[:_MISSING_SHOWN_MAX]) + more
         raise FormatError(
-            f"{path}: of the {len(paths)} files of this model, {len(missing)} are not beside it: {shown}",
+            f"{path}: {len(missing)} of the {len(paths)} files of this model missing beside it: {shown}",
             path=str(path),
             missing=missing[:_MISSING_SHOWN_MAX],
         )

@@ -74,7 +74,9 @@ class TestImport:
         gone = parts.pop(missing)
         gone.unlink()
         for path in parts:
-            assert f"1 are not beside it: {gone.name}" in refusal(path, tmp_path / "w")
+            assert f"1 of the {len(parts) + 1} files of this model missing beside it: {gone.name}" in refusal(
+                path, tmp_path / "w"
+            )
         assert str(gone) in refusal(gone, tmp_path / "w", "not_found")
 
     def test_parts_that_were_renamed_to_each_other(self, parts, tmp_path):
