@@ -58,8 +58,8 @@ def joined(parts: Sequence[GgufFile]) -> GgufFile:
 
     Raises:
         FormatError: `invalid_model`, naming the file, for one that is not the part that its name says,
-            that is of another model, that repeats a tensor, or that knows of another number of tensors. A part
-            of another model that has no metadata of its own and the same names is not told apart here.
+            that is of another model, that repeats a tensor, or that knows of another number of tensors.
+            A part of another model is not noticed if it has the same tensors and no metadata of its own.
     """
     for place, part in enumerate(parts):
         _check_place(part, place, len(parts))
