@@ -6,9 +6,9 @@ A part of the allocator actor: it runs in the allocator's task and changes the a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import zip_longest
 
 import numpy as np
 import trio
@@ -97,11 +97,11 @@ class RestoreOperation:
     spent_payloads: list[Slot] = field(default_factory=list)
     _leases: dict[UnitId, Lease] = field(default_factory=dict)
     _outstanding: dict[int | None, int] = field(default_factory=dict)
-    _populated: set[int | None] = field(default_factory=set)
+    _populated: set[UnitId] = field(default_factory=set)
     _progress: trio.Event = field(default_factory=trio.Event)
     _allocated: bool = False
     _in_flight: int = 0
-    _dispatched: bool = False
+    _dispatching: int = 2
     _receiving: trio.CancelScope = field(default_factory=trio.CancelScope)
     _lost_chunk: int | None = None
     _held_back: list[Readiness] = field(default_factory=list)
@@ -120,7 +120,8 @@ class RestoreOperation:
             self._reserve()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._allocate)
-                nursery.start_soon(self._dispatch)
+                nursery.start_soon(self._dispatch, self._read_layers)
+                nursery.start_soon(self._dispatch, self._decode_layers)
                 await self._collect()
         except MzdError as error:
             self.failure = error
@@ -158,20 +159,38 @@ class RestoreOperation:
         self._wake_dispatch([])
 
     def _allocation_groups(self) -> Iterator[Sequence[UnitId]]:
-        """The first layer by itself: the device waits for it. Then pieces that pay for their thread hop."""
-        group: list[UnitId] = []
-        group_bytes = 0
-        wanted_bytes = 0 if self.parts.overlap.allocates_ahead else self.plan.allocate_bytes
-        for layer, needs in groupby(self.plan.allocations, key=lambda need: _layer_of(need.unit)):
-            for need in needs:
-                group.append(need.unit)
-                group_bytes += need.size_bytes
-            if group_bytes >= wanted_bytes or layer is HEAD:
-                yield group
-                group, group_bytes = [], 0
-                wanted_bytes = max(wanted_bytes, ALLOCATION_BYTES)
-        if group:
-            yield group
+        """Memory for both paths in turn, each in forward order, so that neither waits for the other's pages.
+
+        The first layer of each path by itself, since the device waits for it; then pieces that pay for their
+        thread hop. Without overlap there is one piece.
+        """
+        if not self.parts.overlap.allocates_ahead:
+            yield from [list(self._leases)] if self._leases else []
+            return
+        paths = [self._pieces(self._read_path), self._pieces(self._decode_path)]
+        for pieces in zip_longest(*paths):
+            yield from (piece for piece in pieces if piece)
+
+    def _pieces(self, path: Callable[[LayerRestore], list[UnitId]]) -> Iterator[list[UnitId]]:
+        piece: list[UnitId] = []
+        wanted_bytes = 0
+        for layer in self.plan.layers:
+            piece += path(layer)
+            if piece and sum(self._leases[unit].size_bytes for unit in piece) >= wanted_bytes:
+                yield piece
+                piece, wanted_bytes = [], ALLOCATION_BYTES
+        if path == self._read_path and self.plan.head_bytes:
+            piece.append(HeadUnit())
+        yield piece
+
+    def _read_path(self, layer: LayerRestore) -> list[UnitId]:
+        """What comes from flash for one layer."""
+        weights: list[UnitId] = [WeightUnit(layer.layer)] if layer.weights_bytes else []
+        return [*weights, *self._kv_units(layer.layer, (*layer.read, *layer.read_decode))]
+
+    def _decode_path(self, layer: LayerRestore) -> list[UnitId]:
+        """What is made of memory alone for one layer: payloads in RAM, and room for new tokens."""
+        return list(self._kv_units(layer.layer, (*layer.decode, *layer.allocate)))
 
     async def _populate(self, units: Sequence[UnitId]) -> None:
         start_ns = time.monotonic_ns()
@@ -181,50 +200,58 @@ class RestoreOperation:
         self.trace.add("allocate", _layer_of(units[0]), start_ns, time.monotonic_ns(), size_bytes)
 
     def _wake_dispatch(self, units: Sequence[UnitId]) -> None:
-        self._populated.update(_layer_of(unit) for unit in units)
+        self._populated.update(units)
         self._progress.set()
         self._progress = trio.Event()
 
-    async def _wait_populated(self, layer: int | None) -> bool:
-        """Wait for a layer's memory; False when it does not come any more."""
-        while layer not in self._populated and not (self._allocated or self._stopped):
+    async def _wait_populated(self, units: Sequence[UnitId]) -> bool:
+        """Wait for the memory of units; False when it does not come any more."""
+        while not (self._populated.issuperset(units) or self._allocated or self._stopped):
             await self._progress.wait()
-        return layer in self._populated and not self._stopped
+        return self._populated.issuperset(units) and not self._stopped
 
-    # Dispatch: the only task that sends work.
+    # Dispatch: a task for each path, so that a busy one does not hold the other back.
 
-    async def _dispatch(self) -> None:
+    async def _dispatch(self, path: Callable[[], Awaitable[None]]) -> None:
         try:
-            for layer in self.plan.layers:
-                if self._stopped:
-                    break
-                await self._dispatch_layer(layer)
-            if not self._stopped:
-                await self._dispatch_head()
+            await path()
         except MzdError as error:
             self.failure = self.failure or error
-        self._dispatched = True
+        self._dispatching -= 1
         self._receiving.cancel()  # the collector looks again whether anything is to come
 
-    async def _dispatch_layer(self, layer: LayerRestore) -> None:
-        if not layer.is_complete and not await self._wait_populated(layer.layer):
+    async def _read_layers(self) -> None:
+        for layer in self.plan.layers:
+            if self._stopped:
+                return
+            await self._read_layer(layer)
+        if not self._stopped:
+            await self._dispatch_head()
+
+    async def _read_layer(self, layer: LayerRestore) -> None:
+        if not await self._wait_populated(self._read_path(layer)):
             return
-        self.cache.apply_row(layer.layer, layer.allocate, Event.ALLOCATE)
-        self._take_leases(layer.layer, self._kv_units(layer.layer, layer.allocate))
-        await self._announce_if_ready(layer.layer)
         if layer.weights_bytes:
             await self._send_read(self._weight_read(WeightUnit(layer.layer)))
-        for batch in _batches(layer.decode, BATCH_BYTES // self.plan.chunk_bytes):
-            await self._send_decode(layer.layer, batch)
         for batch in _batches(layer.read, BATCH_BYTES // self.plan.chunk_bytes):
             await self._send_read(self._chunk_read(layer.layer, batch))
         for batch in _batches(layer.read_decode, self._staged_chunks):
             await self._send_read(await self._payload_read(layer.layer, batch))
 
+    async def _decode_layers(self) -> None:
+        for layer in self.plan.layers:
+            if self._stopped or not await self._wait_populated(self._decode_path(layer)):
+                return
+            self.cache.apply_row(layer.layer, layer.allocate, Event.ALLOCATE)
+            self._take_leases(layer.layer, self._kv_units(layer.layer, layer.allocate))
+            await self._announce_if_ready(layer.layer)
+            for batch in _batches(layer.decode, BATCH_BYTES // self.plan.chunk_bytes):
+                await self._send_decode(layer.layer, batch)
+
     async def _dispatch_head(self) -> None:
         if not self.plan.head_bytes:
             await self._announce_if_ready(HEAD)
-        elif await self._wait_populated(HEAD):
+        elif await self._wait_populated([HeadUnit()]):
             await self._send_read(self._weight_read(HeadUnit()))
 
     @property
@@ -324,7 +351,7 @@ class RestoreOperation:
     # Collection: the only task that takes facts.
 
     async def _collect(self) -> None:
-        while not (self._dispatched and self._in_flight == 0):
+        while self._dispatching or self._in_flight:
             fact: RestoreFact | None = None
             with trio.CancelScope() as self._receiving:
                 fact = await self.ends.facts.receive()

@@ -204,7 +204,7 @@ async def test_memory_refused_at_any_unit_of_a_restore(
             num_refused += 1
             usage = await story.check_goes_on(daemon)
             assert usage["recomputed_tokens"] == 0
-    assert num_refused == (1 if make is arena_without_room else 5)
+    assert num_refused == 1 if make is arena_without_room else num_refused >= 5
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 7])

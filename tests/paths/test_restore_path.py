@@ -39,10 +39,10 @@ def random_tokens(rng, count):
 
 
 async def conversation(daemon, rounds, seed):
-    """Two contexts of some 500 tokens, then `rounds` times: evict a random share, continue one of them."""
+    """Two contexts of some 300 tokens, then `rounds` times: evict a random share, continue one of them."""
     rng = random.Random(seed)
     for context in CONTEXTS:
-        await daemon.generate(context, random_tokens(rng, 460 + rng.randrange(80)), 1)
+        await daemon.generate(context, random_tokens(rng, 280 + rng.randrange(40)), 1)
     for _ in range(rounds):
         await daemon.evict(rng.choice((rng.random(), 1.0)))
         await daemon.generate(rng.choice(CONTEXTS), random_tokens(rng, rng.choice((1, 3, 8))), 2)
@@ -89,15 +89,15 @@ async def test_overlap_never_reads_what_is_not_there(device, long_store, tmp_pat
 
 def announce_when_populated(monkeypatch):
     """A layer is said to be ready when its memory is there, its content or not."""
-    dispatch_layer = RestoreOperation._dispatch_layer
+    read_layer = RestoreOperation._read_layer
 
     async def announce_and_dispatch(operation, layer):
+        await operation._wait_populated(operation._read_path(layer))
         units = [unit for unit in operation._leases if getattr(unit, "layer", None) == layer.layer]
-        await operation._wait_populated(layer.layer)
         await operation.ends.readiness.send(early_event(operation, layer.layer, units))
-        await dispatch_layer(operation, layer)
+        await read_layer(operation, layer)
 
-    monkeypatch.setattr(RestoreOperation, "_dispatch_layer", announce_and_dispatch)
+    monkeypatch.setattr(RestoreOperation, "_read_layer", announce_and_dispatch)
 
 
 def early_event(operation, layer, units):
