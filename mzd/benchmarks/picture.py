@@ -53,7 +53,7 @@ def draw_benchmark(result: Mapping[str, Any], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MzdError("not_found", "pictures need matplotlib: pip install 'mzd[bench]'") from error
+        raise MzdError("not_found", "pictures need matplotlib: pip install matplotlib") from error
     if result["bench"] not in PLOTS:
         raise MzdError("not_found", f"the bench {result['bench']} has no picture")
     figure = Figure(figsize=(9, 5), layout="constrained")

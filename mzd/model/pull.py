@@ -100,7 +100,7 @@ def download_hub_file(repository: str, file: str, directory: Path) -> Path:
         from huggingface_hub.errors import HfHubHTTPError
     except ImportError:
         raise _unavailable(
-            f"{HUB_PREFIX} needs the Hugging Face client, which is not installed: pip install 'mzd[hub]'"
+            f"{HUB_PREFIX} needs the Hugging Face client, which is not installed: pip install huggingface_hub"
         ) from None
     try:
         return Path(hf_hub_download(repository, file, local_dir=directory))

@@ -55,11 +55,6 @@ class LayerRestore:
         """All chunks that need memory, ascending: the restored ones, then the new ones."""
         return (*sorted((*self.decode, *self.read, *self.read_decode)), *self.allocate)
 
-    @property
-    def is_complete(self) -> bool:
-        """Nothing has to be brought back or made room for: the device may start on this layer."""
-        return not (self.weights_bytes or self.chunks)
-
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:

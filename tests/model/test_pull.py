@@ -294,7 +294,7 @@ class TestHub:
     def test_without_the_client_it_says_how_to_get_it(self, library, monkeypatch):
         library.root.mkdir()
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-        assert "pip install 'mzd[hub]'" in refusal(library, source="hf:a/b/c.gguf")
+        assert "pip install huggingface_hub" in refusal(library, source="hf:a/b/c.gguf")
 
     def test_what_the_client_says_is_told_in_one_line(self, tmp_path, monkeypatch):
         import types
