@@ -11,6 +11,7 @@ import pyopencl as cl
 from numpy.typing import NDArray
 
 from mzd.device.libopencl import EXEC_INFO_SVM_PTRS, check, libopencl
+from mzd.device.places import BufferMap
 
 
 class BoundKernel:
@@ -23,6 +24,8 @@ class BoundKernel:
         svm_pointers: called before a launch for the list of SVM allocations that the kernel reaches through
             pointers in memory, (n,) uint64; None for a kernel that uses its arguments only. The list is
             given to the driver again only when it is another object.
+        buffers: where the device's memory is buffers, which of them an address lies in; None for SVM. The
+            kernel was then built to take offsets, see places.cl.
     """
 
     def __init__(
@@ -30,13 +33,17 @@ class BoundKernel:
         kernel: cl.Kernel,
         queue_handle: int,
         svm_pointers: Callable[[], NDArray[np.uint64]] | None = None,
+        *,
+        buffers: BufferMap | None = None,
     ) -> None:
         self._kernel = kernel  # owns the handle
         self._handle: int = kernel.int_ptr
         self._queue_handle = queue_handle
         self._svm_pointers = svm_pointers
         self._known_pointers: NDArray[np.uint64] | None = None
-        self._values: dict[int, tuple[type, object]] = {}
+        self._buffers = buffers
+        self._last_place = kernel.num_args - 1
+        self._values: dict[int, tuple[object, object]] = {}
         library = libopencl()
         self._set_arg = library.clSetKernelArg
         self._set_svm_arg = library.clSetKernelArgSVMPointer
@@ -48,8 +55,14 @@ class BoundKernel:
         return str(self._kernel.function_name)
 
     def set_address(self, index: int, address: int) -> None:
-        """Set a pointer argument to an address inside an SVM allocation. The caller keeps that alive."""
-        if self._is_new(index, ctypes.c_void_p, address):
+        """Set a pointer argument to an address of the device's memory. The caller keeps that alive.
+
+        Raises:
+            MzdError: ``internal``: the address is in no buffer.
+        """
+        if self._buffers is not None:
+            self._set_place(index, address, self._buffers)
+        elif self._is_new(index, ctypes.c_void_p, address):
             check(self._set_svm_arg(self._handle, index, address), "clSetKernelArgSVMPointer")
 
     def set_int(self, index: int, value: int) -> None:
@@ -86,13 +99,27 @@ class BoundKernel:
         )
         check(status, "clEnqueueNDRangeKernel")
 
+    def _set_place(self, index: int, address: int, buffers: BufferMap) -> None:
+        """Set the buffer, and the offset among the arguments that PLACES adds in reverse at the end."""
+        meaning = (buffers.generation, address)  # an address may come back with another buffer behind it
+        if self._values.get(index) == meaning:
+            return
+        place = buffers.locate(address)
+        for number, argument in (
+            (index, ctypes.c_void_p(place.handle)),
+            (self._last_place - index, ctypes.c_uint64(place.offset_bytes)),
+        ):
+            status = self._set_arg(self._handle, number, 8, ctypes.byref(argument))
+            check(status, "clSetKernelArg")
+        self._values[index] = meaning
+
     def _set_scalar(self, index: int, ctype: type[ctypes.c_int32 | ctypes.c_float], value: float) -> None:
         if self._is_new(index, ctype, value):
             argument = ctype(value)  # type: ignore[arg-type]  # c_int32 refuses a float by itself
             status = self._set_arg(self._handle, index, ctypes.sizeof(argument), ctypes.byref(argument))
             check(status, "clSetKernelArg")
 
-    def _is_new(self, index: int, kind: type, value: object) -> bool:
+    def _is_new(self, index: int, kind: object, value: object) -> bool:
         """Note the argument's value; return whether it differs from the last one."""
         if self._values.get(index) == (kind, value):
             return False

@@ -19,9 +19,20 @@ from mzd.errors import MzdError
 EXEC_INFO_SVM_PTRS = 0x11B6
 """CL_KERNEL_EXEC_INFO_SVM_PTRS, cl.h."""
 
+_CODES = {-4: "insufficient_memory", -6: "insufficient_memory"}
+"""Memory object allocation failure, out of host memory: late allocation shows at the first use."""
+
+NO_EVENTS = (0, None, None)
+"""Arguments for `_EVENTS`: commands of one in-order queue need none."""
+
 _LOST = frozenset({-2, -5, -14, -36})
 """Device not available, out of resources, failed event in a wait list, invalid command queue: after each
 of these the queue's later results cannot be trusted."""
+
+_EVENTS: list[object] = [c_uint32, c_void_p, c_void_p]
+"""How every enqueued command ends: events to wait for, their list, the command's own event."""
+
+_HOST_AND_EVENTS: list[object] = [c_void_p, *_EVENTS]
 
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "clSVMAlloc": (c_void_p, [c_void_p, c_uint64, c_size_t, c_uint32]),
@@ -44,6 +55,30 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         ],
     ),
     "clFlush": (c_int32, [c_void_p]),
+    "clFinish": (c_int32, [c_void_p]),
+    "clCreateBuffer": (c_void_p, [c_void_p, c_uint64, c_size_t, c_void_p, POINTER(c_int32)]),
+    "clReleaseMemObject": (c_int32, [c_void_p]),
+    # Queue, buffer, blocking, offset, size, host address, then the events.
+    "clEnqueueWriteBuffer": (c_int32, [c_void_p, c_void_p, c_uint32, c_size_t, c_size_t, *_HOST_AND_EVENTS]),
+    "clEnqueueReadBuffer": (c_int32, [c_void_p, c_void_p, c_uint32, c_size_t, c_size_t, *_HOST_AND_EVENTS]),
+    # Queue, buffer, pattern, its size, offset, size, then the events.
+    "clEnqueueFillBuffer": (
+        c_int32,
+        [c_void_p, c_void_p, c_void_p, c_size_t, c_size_t, c_size_t, *_EVENTS],
+    ),
+    # Queue, buffer, blocking, flags, offset, size, then the events and the status.
+    "clEnqueueMapBuffer": (
+        c_void_p,
+        [c_void_p, c_void_p, c_uint32, c_uint64, c_size_t, c_size_t, *_EVENTS, POINTER(c_int32)],
+    ),
+    "clEnqueueUnmapMemObject": (c_int32, [c_void_p, c_void_p, c_void_p, *_EVENTS]),
+    # Queue, blocking, flags, address, size, then the events.
+    "clEnqueueSVMMap": (c_int32, [c_void_p, c_uint32, c_uint64, c_void_p, c_size_t, *_EVENTS]),
+    "clEnqueueSVMUnmap": (c_int32, [c_void_p, c_void_p, *_EVENTS]),
+    # Queue, blocking, to, from, size, then the events.
+    "clEnqueueSVMMemcpy": (c_int32, [c_void_p, c_uint32, c_void_p, c_void_p, c_size_t, *_EVENTS]),
+    # Queue, address, pattern, its size, size, then the events.
+    "clEnqueueSVMMemFill": (c_int32, [c_void_p, c_void_p, c_void_p, c_size_t, c_size_t, *_EVENTS]),
 }
 
 
@@ -88,5 +123,5 @@ def opencl_error(status: int, call: str) -> MzdError:
     """Return the error to raise for an OpenCL `status` from `call`."""
     to_string: Callable[[int, str], str] = cl.status_code.to_string  # type: ignore[assignment]  # a wrong stub
     name = to_string(status, "unknown error %d")
-    code = "device_lost" if status in _LOST else "internal"
+    code = "device_lost" if status in _LOST else _CODES.get(status, "internal")
     return MzdError(code, f"{call} failed: {name}", opencl_error=name, opencl_status=status)

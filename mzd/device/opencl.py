@@ -5,31 +5,31 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyopencl as cl
 from numpy.typing import NDArray
 
+from mzd.device.allocations import Allocations, BufferAllocations, SvmAllocations
+from mzd.device.buffer_addresses import BufferAddresses, address_program, check_addresses
 from mzd.device.kernel import BoundKernel
 from mzd.device.libopencl import check, libopencl, opencl_error
-from mzd.device.svm import ScratchBuffer, SvmReservation
+from mzd.device.places import BufferMap
+from mzd.device.scratch import MirroredScratch, ScratchBuffer, SharedScratch
+from mzd.device.selection import Candidate, KernelClass, MemoryKind, candidates, svm_level
+from mzd.device.svm import SvmReservation
 from mzd.device.waiter import EventWaiter
 from mzd.errors import MzdError
 from mzd.kernels import kernel_source
 
 log = logging.getLogger(__name__)
 
-_SVM_LEVELS = ((1 << 2, "fine_system"), (1 << 1, "fine_buffer"), (1 << 0, "coarse_buffer"))
-"""Bits of CL_DEVICE_SVM_CAPABILITIES, best first."""
-
 _BUILD_OPTIONS = "-cl-denorms-are-zero -w"
 """On x86 a denormal result costs some 150 cycles, and the softmax of a head whose scores lie far apart is
 full of them: attention took 19 times as long. ``-w`` because PoCL prints the number of warnings, such as of a
 loop not unrolled, on our stderr; what is wrong with a kernel shows in the self-test."""
-
-_INSTALL_HINT = "install an OpenCL driver, for the CPU: apt install pocl-opencl-icd"
 
 RESERVATION_BYTES = 1 << 30
 """Large buffers fail on drivers that announce them; 1 GiB is taken everywhere."""
@@ -53,49 +53,79 @@ class Program:
 
 
 class OpenClDevice:
-    """One device with one in-order queue. Made by `open`; `close` ends it.
+    """One device with one in-order queue for kernels and one for copies. Made by `open`; `close` ends it.
 
     Attributes:
         name, driver: as the driver says them.
         compute_units: cores of a CPU, or a GPU's equivalent.
         svm_level: ``none``, ``coarse_buffer``, ``fine_buffer`` or ``fine_system``.
         unified_memory: whether host and device share their memory.
+        memory_kind: how units lie in it; see `MemoryKind`.
+        kernel_class: which kernels are built; see `KernelClass`.
+        owns_host_pages: its shared memory is ordinary pages of this process, to be given back one by one.
         reservation_bytes_max: the longest piece of shared memory to reserve at once.
         float_lanes: floats of the vectors that suit the device, 8 or 16.
+        allocations: memory of `memory_kind`, an allocation a unit.
+
+    Raises:
+        MzdError: ``device_lost``: the device cannot hold units in that kind of memory.
     """
 
-    def __init__(self, device: cl.Device, *, cache_dir: Path | None) -> None:
-        self.name: str = device.name.strip()
+    def __init__(self, candidate: Candidate, *, cache_dir: Path | None) -> None:
+        device = candidate.device
+        self.name: str = candidate.name
         self.driver: str = f"{device.platform.name.strip()} {device.driver_version.strip()}"
         self.compute_units: int = device.max_compute_units
-        self.svm_level = _svm_level(device)
+        self.svm_level = svm_level(device)
         self.unified_memory = bool(device.host_unified_memory)
+        self.memory_kind: MemoryKind = candidate.memory_kind
+        self.kernel_class: KernelClass = candidate.kernel_class
+        is_cpu = bool(device.type & cl.device_type.CPU)
+        self.owns_host_pages = is_cpu and self.memory_kind == "fine_svm"
         self.float_lanes = 16 if device.native_vector_width_float >= 16 else 8
         self._cache_dir = None if cache_dir is None else str(cache_dir)
         self.reservation_bytes_max = int(min(device.max_mem_alloc_size, RESERVATION_BYTES))
         self._context = cl.Context([device])
         self._queue = cl.CommandQueue(self._context, device)
         self._queue_handle: int = self._queue.int_ptr
+        self._copies = cl.CommandQueue(self._context, device)
         self._programs: dict[tuple[str, str], Program] = {}
         self._reservations: dict[int, SvmReservation] = {}
+        self._unit_pointers: Sequence[int] = ()
         self._svm_pointers: NDArray[np.uint64] = np.empty(0, np.uint64)
+        self._buffers = BufferMap() if self.memory_kind in ("staged", "buffers") else None
+        self.allocations: Allocations = self._open_allocations()
         self._waiter = EventWaiter(self.name)
 
     @classmethod
-    def open(cls, name: str | None = None, *, cache_dir: Path | None = None) -> OpenClDevice:
+    def open(
+        cls,
+        name: str | None = None,
+        *,
+        memory_kind: MemoryKind | None = None,
+        kernel_class: KernelClass | None = None,
+        cache_dir: Path | None = None,
+    ) -> OpenClDevice:
         """Open the device whose name contains `name` (case ignored), or without a name the best one.
 
-        Sets ``POCL_AFFINITY=1`` unless the environment says otherwise: PoCL reads it once, when its
-        platform loads, and with its workers pinned a small matrix takes two thirds of the time. With
-        `cache_dir`, built kernels are kept below it (PoCL too reads that only once a process).
+        With `memory_kind` or `kernel_class` that is used instead of what suits the device. With `cache_dir`,
+        built kernels are kept below it (PoCL too reads that only once a process).
 
         Raises:
-            MzdError: ``device_lost``: no driver, no such device, or none with fine-grain shared memory.
+            MzdError: ``device_lost``: no driver, no such device, or none with that memory.
         """
-        os.environ.setdefault("POCL_AFFINITY", "1")
-        if cache_dir is not None:
-            os.environ.setdefault("POCL_CACHE_DIR", str(cache_dir / "pocl"))
-        return cls(_select(_all_devices(), name), cache_dir=cache_dir)
+        prepare_environment(cache_dir)
+        failure: MzdError | None = None
+        for candidate in candidates(name, memory_kind, kernel_class):
+            try:
+                return cls(candidate, cache_dir=cache_dir)
+            except MzdError as error:
+                log.warning(
+                    "%s is not used with the memory %s: %s", candidate.name, candidate.memory_kind, error
+                )
+                failure = failure or error
+        assert failure is not None  # there is a candidate, or `candidates` raises
+        raise failure
 
     def reserve_svm(self, size_bytes: int) -> SvmReservation:
         """Allocate fine-grain shared memory that kernels may also reach through pointers in memory.
@@ -114,7 +144,9 @@ class OpenClDevice:
         Raises:
             MzdError: ``insufficient_memory``.
         """
-        return ScratchBuffer(self.reserve_svm(size_bytes))
+        if self.memory_kind == "fine_svm":
+            return SharedScratch(self.reserve_svm(size_bytes))
+        return MirroredScratch(self.allocations, self._queue_handle, size_bytes)
 
     def build(self, source_name: str, **defines: Define) -> Program:
         """Build ``SOURCE_NAME.cl`` with ``-D`` for each of `defines`; the same request gets the same program.
@@ -123,7 +155,8 @@ class OpenClDevice:
             MzdError: ``internal`` with the compiler's log.
         """
         texts = (f"-D{key}={_define_text(value)}" for key, value in sorted(defines.items()))
-        options = " ".join((_BUILD_OPTIONS, *texts))
+        places = () if self._buffers is None else ("-DBUFFER_PLACES",)
+        options = " ".join((_BUILD_OPTIONS, *places, *texts))
         key = (source_name, options)
         if key not in self._programs:
             self._programs[key] = Program(self._build(source_name, options), source_name)
@@ -136,8 +169,9 @@ class OpenClDevice:
             follows_pointers: the kernel reads or writes through addresses that it finds in memory, so the
                 driver has to be told the allocations behind them.
         """
-        pointers = (lambda: self._svm_pointers) if follows_pointers else None
-        return BoundKernel(program.create_kernel(name), self._queue_handle, pointers)
+        listed = follows_pointers and self._buffers is None
+        pointers = (lambda: self._svm_pointers) if listed else None
+        return BoundKernel(program.create_kernel(name), self._queue_handle, pointers, buffers=self._buffers)
 
     def flush(self) -> None:
         """Hand everything enqueued so far to the device."""
@@ -192,57 +226,39 @@ class OpenClDevice:
             log.debug("building %s.cl (%s): %s", source_name, options, remark.message)
         return program
 
+    def _open_allocations(self) -> Allocations:
+        handles = self._context.int_ptr, self._copies.int_ptr
+        if self._buffers is None:
+            fine = self.memory_kind == "fine_svm"
+            return SvmAllocations(*handles, fine=fine, changed=self._list_units)
+        if self.memory_kind == "buffers":
+            return BufferAllocations(*handles, self._buffers, None)
+        program = address_program(self._context, kernel_source("addresses"))
+        check_addresses(self._context, self._copies, program)
+        ask = BufferAddresses(self._context, program, self._copies.int_ptr)
+        return BufferAllocations(*handles, self._buffers, ask)
+
+    def _list_units(self, pointers: Sequence[int]) -> None:
+        self._unit_pointers = pointers
+        self._list_pointers()
+
     def _forget(self, reservation: SvmReservation) -> None:
         del self._reservations[reservation.address]
         self._list_pointers()
 
     def _list_pointers(self) -> None:
         # A new array each time: kernels notice the change by its identity.
-        self._svm_pointers = np.array(sorted(self._reservations), np.uint64)
+        self._svm_pointers = np.array(sorted((*self._reservations, *self._unit_pointers)), np.uint64)
 
 
-def _all_devices() -> list[cl.Device]:
-    """Return the devices of all platforms; a platform without one is skipped."""
-    devices: list[cl.Device] = []
-    try:
-        platforms = cl.get_platforms()
-    except cl.Error as error:
-        raise MzdError("device_lost", f"no OpenCL platform was found: {_INSTALL_HINT}") from error
-    for platform in platforms:
-        try:
-            devices += platform.get_devices()
-        except cl.Error as error:
-            log.debug("platform %s has no devices: %s", platform.name, error)
-    return devices
+def prepare_environment(cache_dir: Path | None) -> None:
+    """Tell PoCL what it reads once a process, when its platform loads, unless the environment says otherwise.
 
-
-def _select(devices: list[cl.Device], name: str | None) -> cl.Device:
-    """Choose the best of `devices` whose name contains `name`."""
-    names = [device.name.strip() for device in devices]
-    wanted = [device for device in devices if name is None or name.lower() in device.name.lower()]
-    if not wanted:
-        what = "no OpenCL device was found" if name is None else f"no OpenCL device is called {name!r}"
-        raise MzdError("device_lost", f"{what}: {_INSTALL_HINT}", devices=names)
-    usable = [device for device in wanted if _svm_level(device).startswith("fine")]
-    if not usable:
-        message = "no device has fine-grain shared memory, which units need"
-        raise MzdError("device_lost", f"{message}: {_INSTALL_HINT}", devices=names)
-    return max(usable, key=_preference)
-
-
-def _preference(device: cl.Device) -> tuple[bool, bool, int]:
-    """Rank: memory shared with the host first, then a GPU, then width."""
-    is_gpu = bool(device.type & cl.device_type.GPU)
-    return bool(device.host_unified_memory), is_gpu, device.max_compute_units
-
-
-def _svm_level(device: cl.Device) -> str:
-    """Name the best kind of shared memory that `device` offers."""
-    try:
-        capabilities: Any = device.svm_capabilities
-    except cl.Error:  # OpenCL 1.2 does not know the question
-        return "none"
-    return next((name for bit, name in _SVM_LEVELS if capabilities & bit), "none")
+    With its workers pinned (``POCL_AFFINITY``) a small matrix takes two thirds of the time.
+    """
+    os.environ.setdefault("POCL_AFFINITY", "1")
+    if cache_dir is not None:
+        os.environ.setdefault("POCL_CACHE_DIR", str(cache_dir / "pocl"))
 
 
 def _define_text(value: Define) -> str:

@@ -21,8 +21,8 @@ from mzd.device.matmul import INT8_TYPES, Activations, Matmul
 from mzd.device.opencl import OpenClDevice
 from mzd.device.rms_norm import RmsNorm
 from mzd.device.rope import QkvVectors, RopeAngles, RopeKv
+from mzd.device.scratch import ScratchBuffer
 from mzd.device.step_buffers import attention_shape
-from mzd.device.svm import ScratchBuffer
 from mzd.errors import MzdError
 from mzd.formats.architectures import Activation
 from mzd.formats.ggml_types import GgmlType

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-from numpy.typing import DTypeLike, NDArray
 
 from mzd.device.libopencl import libopencl
 from mzd.errors import MzdError
@@ -58,39 +53,3 @@ class SvmReservation:
         self._freed = True
         self._on_free(self)
         libopencl().clSVMFree(self._context_handle, self.address)
-
-
-class ScratchBuffer:
-    """A zeroed SVM allocation for activations, tables and results, with NumPy views into it."""
-
-    def __init__(self, reservation: SvmReservation) -> None:
-        self._reservation = reservation
-        ctypes.memset(reservation.address, 0, reservation.size_bytes)
-
-    @property
-    def address(self) -> int:
-        """Address of the first byte, for kernels."""
-        return self._reservation.address
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes allocated."""
-        return self._reservation.size_bytes
-
-    def view(self, dtype: DTypeLike, shape: tuple[int, ...], *, offset_bytes: int = 0) -> NDArray[Any]:
-        """Return a writable C-contiguous view of `shape` that begins `offset_bytes` into the buffer.
-
-        The view does not keep the memory alive: it ends with `free()`.
-
-        Raises:
-            ValueError: the view would end past the buffer.
-        """
-        size_bytes = np.dtype(dtype).itemsize * int(np.prod(shape))
-        if offset_bytes < 0 or offset_bytes + size_bytes > self.size_bytes:
-            raise ValueError(f"{size_bytes} bytes at {offset_bytes} do not fit into {self.size_bytes}")
-        memory = memoryview((ctypes.c_ubyte * size_bytes).from_address(self.address + offset_bytes))
-        return np.ndarray(shape, dtype, buffer=memory)
-
-    def free(self) -> None:
-        """Give the memory back; see `SvmReservation.free`."""
-        self._reservation.free()
