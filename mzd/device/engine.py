@@ -79,6 +79,7 @@ class Engine:
         self._next_layer = 0
         self._context_tokens = 0
         self._num_logit_rows = 0
+        self._stale_tables: set[int] = set()  # layers whose table the device has not got yet
         self._last_mark: cl.Event | None = None
 
     @property
@@ -109,6 +110,7 @@ class Engine:
         self._layers[layer].bind(weights_address)
         self._num_chunks[layer] = len(chunk_addresses)
         self._buffers.chunk_tables[layer, : len(chunk_addresses)] = chunk_addresses
+        self._stale_tables.add(layer)
 
     def bind_head(self, address: int) -> None:
         """Bind the resident head unit."""
@@ -148,11 +150,12 @@ class Engine:
         plans = self._write_plans(num_tokens, position)
         for angles, out in zip(self._angles, self._buffers.angles, strict=True):
             angles.write(out[:num_tokens], position)
-        if embeddings is None:
-            self._buffers.tokens[:num_tokens] = tokens
-            self._head.enqueue_embedding(num_tokens)
-        else:
+        self._buffers.tokens[:num_tokens] = tokens
+        if embeddings is not None:
             np.multiply(embeddings, self._config.embedding_scale, out=self._buffers.x[:num_tokens])
+        self._buffers.upload_step(num_tokens, with_x=embeddings is not None)
+        if embeddings is None:
+            self._head.enqueue_embedding(num_tokens)
         self._plans = plans
         self._next_layer = 0
         self._context_tokens = position + num_tokens
@@ -170,6 +173,9 @@ class Engine:
         needed = -(-self._context_tokens // CHUNK_TOKENS)
         if self._num_chunks[layer] < needed:
             raise RuntimeError(f"layer {layer} has {self._num_chunks[layer]} chunks bound, needs {needed}")
+        if layer in self._stale_tables:
+            self._buffers.upload_chunk_table(layer)
+            self._stale_tables.discard(layer)
         self._layers[layer].enqueue(self._plans[self._shape_numbers[layer]])
         self._next_layer += 1
 
@@ -187,6 +193,7 @@ class Engine:
         if num_rows > self._limits.logit_rows:
             raise ValueError(f"{num_rows} rows of logits, at most {self._limits.logit_rows}")
         self._head.enqueue_logits(first_token=num_tokens - num_rows, num_tokens=num_rows)
+        self._buffers.download_logits(num_rows)
         self._num_logit_rows = num_rows
 
     def mark(self) -> cl.Event:

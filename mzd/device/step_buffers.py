@@ -66,7 +66,7 @@ def _place_row(sizes: Mapping[str, int], *, begin: int) -> tuple[dict[str, int],
 class StepBuffers:
     """One scratch allocation, cut up for `config` and `limits`.
 
-    Attributes (views into shared memory, written by the host only while no step runs):
+    Attributes (the host's views, written only while no step runs):
         step: (attention shapes, 5) int32: `AttentionPlan.step` for each.
         tokens: (tokens,) int32.
         angles: for each of the model's rotations (tokens, 2, rotating pairs) float32.
@@ -106,6 +106,24 @@ class StepBuffers:
         """Address of a buffer."""
         return self._scratch.address + self._offsets[name]
 
+    def upload_step(self, num_tokens: int, *, with_x: bool) -> None:
+        """Give the device what the host wrote for a step: its numbers, tokens, angles, and x if so."""
+        begin = 0  # the first angles lie right behind the numbers and tokens: one copy for all three
+        for i, angles in enumerate(self.angles):
+            end = self._offsets[f"angles{i}"] + num_tokens * angles.strides[0]
+            self._scratch.upload(begin, end - begin)
+            begin = self._offsets.get(f"angles{i + 1}", end)
+        if with_x:
+            self._scratch.upload(self._offsets["x"], num_tokens * self.x.strides[0])
+
+    def upload_chunk_table(self, layer: int) -> None:
+        """Give the device one layer's row of `chunk_tables`."""
+        self._scratch.upload(self._offsets["chunk_tables"] + layer * self._table_bytes, self._table_bytes)
+
+    def download_logits(self, num_rows: int) -> None:
+        """Give the host the first rows of `logits`, once what is enqueued has run."""
+        self._scratch.download(self._offsets["logits"], num_rows * self.logits.strides[0])
+
     def step_address(self, shape_number: int) -> int:
         """Address of the numbers for one attention shape."""
         return self.address("step") + shape_number * self.step.strides[0]
@@ -144,15 +162,16 @@ def attention_shapes(config: ModelConfig) -> tuple[AttentionShape, ...]:
 
 
 def _kept_sizes(config: ModelConfig, limits: StepLimits) -> dict[str, int]:
+    """What the host writes for each step comes first."""
+    step = {"step": len(attention_shapes(config)) * _STEP_NUMBERS * 4, "tokens": limits.tokens * 4}
     angles = {f"angles{i}": limits.tokens * rope.dimensions * 4 for i, rope in enumerate(config.ropes)}
-    return angles | {
-        "step": len(attention_shapes(config)) * _STEP_NUMBERS * 4,
-        "tokens": limits.tokens * 4,
+    others = {
         "chunk_tables": config.num_layers * limits.chunks * 8,
         "x": limits.tokens * config.hidden_size * 4,
         "normed": limits.tokens * config.hidden_size * 4,
         "logits": limits.logit_rows * config.vocab_size * 4,
     }
+    return step | angles | others
 
 
 def _attention_sizes(device: OpenClDevice, config: ModelConfig, limits: StepLimits) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 
 import numpy as np
@@ -111,12 +110,13 @@ class LoadedModel:
             reservation.free()
 
     def _reserve(self, size_bytes):
-        """Zeroed shared memory; its address."""
+        """Zeroed memory of the device; its address."""
         self._reservations.append(self._device.allocate_scratch(size_bytes))
         return self._reservations[-1].address
 
     def _put(self, unit):
-        """Copy a unit into shared memory; return its address."""
+        """Copy a unit into the device's memory; return its address."""
         address = self._reserve(unit.nbytes)
-        ctypes.memmove(address, unit.ctypes.data, unit.nbytes)
+        self._reservations[-1].view(np.uint8, unit.shape)[...] = unit
+        self._reservations[-1].upload()
         return address
