@@ -169,7 +169,9 @@ def _seconds(text: str) -> float:
 
 def _add_models(commands: _Commands) -> None:
     pull = _command(commands, "pull", model_commands.pull)
-    pull.add_argument("name", metavar="NAME", help="a known name, or hf:OWNER/REPO/FILE")
+    what = pull.add_mutually_exclusive_group(required=True)
+    what.add_argument("name", nargs="?", metavar="NAME", help="a known name, or hf:OWNER/REPO/FILE")
+    what.add_argument("--list", action="store_true", help="show the known names, and what each needs")
     importer = _command(commands, "import", model_commands.import_model)
     importer.add_argument("file", type=Path, metavar="FILE", help="a GGUF file")
     importer.add_argument("--name", metavar="NAME", help="the model's name; else the file's")
@@ -197,6 +199,9 @@ def _add_bench(commands: _Commands) -> None:
     bench = _command(commands, "bench", machine_commands.bench, own_json=True)
     bench.add_argument("name", choices=BENCHES, metavar="NAME", help=", ".join(BENCHES))
     bench.add_argument("--quick", action="store_true", help="fewer points and rounds")
+    bench.add_argument(
+        "--workload", metavar="NAME", help="one of the bench's models, or all; kernels and engine have some"
+    )
     bench.add_argument(
         "--json",
         nargs="?",

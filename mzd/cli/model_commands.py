@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mzd.cli.output import Exit, Output, console, note
+from mzd.cli.pull_list import known_models, show_known_models
 from mzd.cli.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -18,7 +19,10 @@ Report = Callable[[str, int, int], None]
 
 
 def pull(arguments: Namespace, output: Output) -> int:
-    """`mzd pull NAME`: fetch a model and make its weight store."""
+    """`mzd pull NAME`: fetch a model and make its weight store; `--list` shows the names."""
+    if arguments.list:
+        output.result(known_models(_library()), show_known_models)
+        return Exit.DONE
     from mzd.model.pull import pull as pull_model
 
     with _progress_bar() as report:
@@ -60,7 +64,8 @@ def _memory_need(model: InstalledModel) -> dict[str, Any]:
     from mzd.policy.units import CHUNK_TOKENS
 
     with WeightStore.open(model.store_path) as store:
-        return memory_need(store.index, chunk_tokens=CHUNK_TOKENS).fields()
+        index = store.index
+        return memory_need(index.config, index.layers, index.head, chunk_tokens=CHUNK_TOKENS).fields()
 
 
 def _show_model(shown: Mapping[str, Any]) -> None:

@@ -191,7 +191,14 @@ class ModelLibrary:
                 shutil.rmtree(directory, ignore_errors=True)
 
     def install(
-        self, name: str, staging: Path, source: str, gguf_path: Path, *, progress: Progress | None = None
+        self,
+        name: str,
+        staging: Path,
+        source: str,
+        gguf_path: Path,
+        *,
+        sha256: str | None = None,
+        progress: Progress | None = None,
     ) -> InstalledModel:
         """Make the store of `gguf_path` and turn the staging directory into the model `name`.
 
@@ -199,9 +206,14 @@ class ModelLibrary:
             staging: from `staging()`; files in it that are called as `own_gguf_names` says become part of
                 the model.
             source: as `ModelOrigin.source`.
+            sha256: as `ModelOrigin.sha256`, if it is known what it must be.
+
+        Raises:
+            MzdError: `weights_unavailable` for other bytes than expected; else as `import_gguf`.
         """
         directory = self.root / name
         index = import_gguf(gguf_path, staging / STORE_NAME, progress=progress)
+        _check_sha256(source, index.source.sha256, sha256)
         is_inside = gguf_path.parent in (staging, directory) and _is_own(gguf_path)
         path = gguf_path.name if is_inside else str(gguf_path)
         origin = ModelOrigin(source, path, *_stamp(gguf_path), index.source.sha256)
@@ -262,6 +274,18 @@ class ModelLibrary:
             shutil.rmtree(leftover, ignore_errors=True)
         for leftover in self.root.glob(f"*/.*{PARTIAL_SUFFIX}"):
             leftover.unlink(missing_ok=True)
+
+
+def _check_sha256(source: str, found: str, expected: str | None) -> None:
+    """Raise MzdError unless it is the expected one, or none is expected."""
+    if expected is not None and found != expected:
+        raise MzdError(
+            "weights_unavailable",
+            f"{source} has SHA-256 {found}, expected {expected}: not what was published or pulled before",
+            source=source,
+            found=found,
+            expected=expected,
+        )
 
 
 def _publish(staging: Path, directory: Path) -> None:

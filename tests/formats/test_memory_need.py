@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mzd.formats.memory_need import CONTEXT_LENGTHS, memory_need
+from mzd.formats import memory_need as module
+from mzd.formats.memory_need import CONTEXT_LENGTHS
 from tests.formats.test_weight_store import example_index, indexes
+
+
+def memory_need(index, *, chunk_tokens):
+    return module.memory_need(index.config, index.layers, index.head, chunk_tokens=chunk_tokens)
 
 
 def lengths(context_length):

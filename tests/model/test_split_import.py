@@ -148,10 +148,11 @@ class TestLibrary:
 
 class TestPull:
     def fetcher(self, parts):
-        def fetch(repository, file, directory):
-            assert (repository, Path(file).parent) == ("someone/big", Path("q8"))
+        def fetch(source, directory):
+            file = Path(source.file)
+            assert (source.repository, file.parent) == ("someone/big", Path("q8"))
             (directory / "q8").mkdir(exist_ok=True)
-            return Path(shutil.copy(parts[0].with_name(Path(file).name), directory / file))
+            return Path(shutil.copy(parts[0].with_name(file.name), directory / file))
 
         return fetch
 
