@@ -9,6 +9,7 @@
 //
 // `gemv` serves one token, `matmul_narrow` a few, `matmul_wide` many.
 
+#include "places.cl"
 #include "weights.cl"
 
 #if VECTOR_BYTES == 64   // 32 registers of 16 lanes
@@ -31,7 +32,8 @@
 // Unscaled weights are summed within a block and scaled once; a block's minimum meets the sum of its x.
 kernel WIDE_VECTORS ONE_WORK_ITEM void gemv(
     global const uchar *weights, global const float *x, global float *y,
-    int rows, int cols, int accumulate, local float *x_sums) {
+    int rows, int cols, int accumulate, local float *x_sums PLACES3) {
+    AT(weights, 0); AT(x, 1); AT(y, 2);
     const int blocks = cols / BLOCK_WEIGHTS;
     const int last = first_pair(get_group_id(0) + 1, get_num_groups(0), rows);
 #if HAS_MINIMUM
@@ -67,7 +69,8 @@ kernel WIDE_VECTORS ONE_WORK_ITEM void gemv(
 // global size: number of work-groups, any. Each weight is unpacked once and used for NARROW_TOKENS tokens.
 kernel WIDE_VECTORS ONE_WORK_ITEM void matmul_narrow(
     global const uchar *weights, global const float *x, global float *y,
-    int rows, int cols, int accumulate, int tokens) {
+    int rows, int cols, int accumulate, int tokens PLACES3) {
+    AT(weights, 0); AT(x, 1); AT(y, 2);
     const int blocks = cols / BLOCK_WEIGHTS;
     const int last = first_pair(get_group_id(0) + 1, get_num_groups(0), rows);
     for (int p = first_pair(get_group_id(0), get_num_groups(0), rows); p < last; p++) {
@@ -146,7 +149,8 @@ static inline void multiply_tile(
 // local memory as [column][row] and used for all tokens of the block, TILE_COLS columns at a time.
 kernel WIDE_VECTORS ONE_WORK_ITEM void matmul_wide(
     global const uchar *weights, global const float *x, global float *y,
-    int rows, int cols, int accumulate, int tokens, int block_tokens) {
+    int rows, int cols, int accumulate, int tokens, int block_tokens PLACES3) {
+    AT(weights, 0); AT(x, 1); AT(y, 2);
     local float16 tile[TILE_COLS * TILE_PAIRS];
     const int blocks = cols / BLOCK_WEIGHTS;
     const int tile_pair = get_group_id(0) * TILE_PAIRS;

@@ -10,6 +10,7 @@
 // Each work-group rounds the x that it needs into local memory. That repeats work, but a launch of its own
 // (5-7 us on PoCL) would cost a quarter of a small matrix at one token, and a buffer to own.
 
+#include "places.cl"
 #include "weights.cl"
 
 #if VECTOR_BYTES == 64  // 32 registers of 16 lanes
@@ -256,7 +257,8 @@ static inline void multiply_pair(
 // global size: number of work-groups, any. records: RECORD_WORDS.
 kernel WIDE_VECTORS ONE_WORK_ITEM void gemv_int8(
     global const uchar *weights, global const float *x, global float *y,
-    int rows, int cols, int accumulate, local int *records) {
+    int rows, int cols, int accumulate, local int *records PLACES3) {
+    AT(weights, 0); AT(x, 1); AT(y, 2);
     const int blocks = cols / BLOCK_WEIGHTS;
     const int last = first_pair(get_group_id(0) + 1, get_num_groups(0), rows);
     round_token(x, records, blocks);
@@ -269,7 +271,8 @@ kernel WIDE_VECTORS ONE_WORK_ITEM void gemv_int8(
 // records: block_tokens times RECORD_WORDS.
 kernel WIDE_VECTORS ONE_WORK_ITEM void matmul_int8(
     global const uchar *weights, global const float *x, global float *y,
-    int rows, int cols, int accumulate, local int *records, int tokens, int block_tokens) {
+    int rows, int cols, int accumulate, local int *records, int tokens, int block_tokens PLACES3) {
+    AT(weights, 0); AT(x, 1); AT(y, 2);
     const int blocks = cols / BLOCK_WEIGHTS;
     const int last = first_pair(get_group_id(0) + 1, get_num_groups(0), rows);
     const int first_token = get_group_id(1) * block_tokens;
