@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import tokenizers
@@ -30,7 +30,7 @@ class BytePairEncoder:
         add_space_prefix: never, to bytes.
 
     Raises:
-        FormatError: a merge makes a token that the vocabulary lacks.
+        FormatError: a merge has or makes a token that the vocabulary lacks.
     """
 
     add_space_prefix: Final = False
@@ -67,10 +67,19 @@ def bytes_of(token: str, kind: TokenType) -> bytes:
 
 def _build(vocabulary: Vocabulary, pairs: BytePairs) -> Any:
     ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
-    try:
-        model = BPE(ids, list(pairs.merges), ignore_merges=pairs.pre.ignore_merges)
-    except Exception as error:  # the library raises bare Exception, with the token that a merge lacks
-        raise FormatError(f"tokenizer.ggml.merges: {error}", key="tokenizer.ggml.merges") from error
+    _check_merges(pairs.merges, ids)
+    model = BPE(ids, list(pairs.merges), ignore_merges=pairs.pre.ignore_merges)
     bpe = tokenizers.Tokenizer(model)
     bpe.pre_tokenizer = pairs.pre.build()
     return bpe
+
+
+def _check_merges(merges: Sequence[tuple[str, str]], ids: Mapping[str, int]) -> None:
+    """Raise FormatError for a merge of what is no token: the library may panic, which no handler expects."""
+    for left, right in merges:
+        for token in (left, right, left + right):
+            if token not in ids:
+                raise FormatError(
+                    f"tokenizer.ggml.merges has {f'{left} {right}'!a:.60}, but there is no token {token!a:.60}",
+                    key="tokenizer.ggml.merges",
+                )

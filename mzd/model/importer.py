@@ -41,6 +41,7 @@ from mzd.formats.weight_store import (
 )
 from mzd.model.atomic_file import AtomicFile
 from mzd.model.source_file import Progress, SourceReader, source_paths
+from mzd.model.tokenizer import Tokenizer
 
 # Rows packed at a time. Packing holds the source, the packed bytes and a copy between: some 25 MiB however
 # large the matrix, where an embedding as a whole would take gigabytes.
@@ -86,6 +87,7 @@ def import_gguf(path: Path, store_path: Path, *, progress: Progress | None = Non
     with SourceReader(paths, progress) as source:
         gguf = joined([parse_gguf(p.read_at, p.size_bytes, name=str(p.path)) for p in source.parts])
         config = model_config(gguf, _freq_factors(source, gguf))
+        _check_tokenizer(gguf)
         units, moves = _plan(gguf, config)
         with AtomicFile(store_path) as store:
             store.reserve(units[-1].end_bytes)
@@ -110,6 +112,16 @@ def _freq_factors(source: SourceReader, gguf: GgufFile) -> NDArray[np.float32] |
             tensor=ROPE_FREQS_TENSOR,
         )
     return np.frombuffer(source.read_at(tensor.offset_bytes, tensor.size_bytes), "<f4").astype(np.float32)
+
+
+def _check_tokenizer(gguf: GgufFile) -> None:
+    """Refuse a tokenizer that could not be used later; a file without any can be computed, but not served."""
+    if not any(key.startswith("tokenizer.ggml.") for key in gguf.metadata):
+        return
+    try:
+        Tokenizer.from_metadata(gguf.metadata)
+    except FormatError as error:
+        raise FormatError(f"{gguf.name}: {error.message}", path=gguf.name, **error.data) from error
 
 
 def _plan(gguf: GgufFile, config: ModelConfig) -> tuple[list[UnitPlan], list[_Move]]:

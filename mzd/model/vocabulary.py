@@ -134,6 +134,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     if isinstance(model, SentencePieces):
         _require_length(len(model.scores), "scores", len(tokens))
         types = tuple(map(_true_type, tokens, types))
+    _check_token_ids(metadata, len(tokens))
     bos_id = _token_id(metadata, "bos_token_id", len(tokens))
     add_bos = _scalar(metadata, "add_bos_token", bool)
     _warn_of_end_token(metadata)
@@ -224,6 +225,13 @@ def _split_merge(merge: str) -> tuple[str, str]:
     return left, right
 
 
+def _check_token_ids(metadata: Mapping[str, Any], num_tokens: int) -> None:
+    """Every token that the file gives a role is there, whether or not the role means something here."""
+    for key in metadata:
+        if key.startswith(_PREFIX) and key.endswith("_token_id"):
+            _token_id(metadata, key.removeprefix(_PREFIX), num_tokens)
+
+
 def _token_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | None:
     value = _scalar(metadata, name, int)
     if value is not None and not 0 <= value < num_tokens:
@@ -233,7 +241,7 @@ def _token_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | 
 
 def _scalar(metadata: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
     value = metadata.get(_PREFIX + name)
-    if value is not None and not isinstance(value, kind):
+    if value is not None and type(value) is not kind:  # to Python a bool is an int
         raise FormatError(f"{_PREFIX}{name} is no {kind.__name__}", key=_PREFIX + name)
     return value
 

@@ -146,6 +146,9 @@ def tiny_llama(*, layers=1, hidden=32, ffn=64, heads=2, kv_heads=1, vocab=8, mat
         "llama.attention.layer_norm_rms_epsilon": (F32, 1e-5),
         "tokenizer.ggml.model": (STRING, "gpt2"),
         "tokenizer.ggml.tokens": (ARRAY, Array(STRING, tuple("abcdefgh"))),
+        "tokenizer.ggml.token_type": (ARRAY, Array(I32, (1,) * 8)),
+        "tokenizer.ggml.merges": (ARRAY, Array(STRING, ())),
         "tokenizer.ggml.scores": (ARRAY, Array(F32, (0.5,) * 8)),
+        "tokenizer.ggml.pre": (STRING, "gpt-2"),
     }
     return Gguf(metadata, tuple(tensors))

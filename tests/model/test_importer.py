@@ -20,7 +20,7 @@ from mzd.formats.weight_store import model_id
 from mzd.model import importer
 from mzd.model.importer import import_gguf
 from mzd.model.weight_store import WeightStore
-from tests.formats.gguf_files import STRING, Gguf, Tensor, tiny_llama
+from tests.formats.gguf_files import ARRAY, STRING, U32, Array, Gguf, Tensor, tiny_llama
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 MODELS = [
@@ -139,6 +139,14 @@ def test_half_precision_norms_become_float32(tmp_path):
     assert np.array_equal(values(unit.tensor("output_norm"), head), norm.astype(np.float32))
 
 
+def test_a_file_without_a_tokenizer_can_be_computed(tmp_path):
+    """For measurements; `mzd serve` asks for one."""
+    file = tiny_llama()
+    metadata = {key: value for key, value in file.metadata.items() if not key.startswith("tokenizer.")}
+    (tmp_path / "a.gguf").write_bytes(Gguf(metadata, file.tensors).to_bytes())
+    assert import_gguf(tmp_path / "a.gguf", tmp_path / "w").tokenizer == {}
+
+
 def test_progress_ends_with_the_whole_file_and_never_goes_back(tmp_path):
     source = FIXTURES / "llama-F16.gguf"
     told = []
@@ -193,6 +201,32 @@ class TestRefusedSources:
             import_gguf(tmp_path / "cut.gguf", tmp_path / "w")
         assert caught.value.code == "invalid_model"
         assert left_over(tmp_path) == ["cut.gguf"]
+
+    @pytest.mark.parametrize("role", ["bos", "eos", "eot", "unknown", "padding"])
+    def test_roles_for_tokens_that_are_not_there(self, role, tmp_path):
+        file = tiny_llama().with_metadata(**{f"tokenizer__ggml__{role}_token_id": (U32, 8)})
+        assert self.refusal_of_tokenizer(file, tmp_path) == f"tokenizer.ggml.{role}_token_id"
+
+    def test_case_127_byte_pairs_without_merges(self, tmp_path):
+        file = tiny_llama().with_metadata(tokenizer__ggml__merges=None)
+        assert self.refusal_of_tokenizer(file, tmp_path) == "tokenizer.ggml.merges"
+
+    def test_merges_that_lead_to_no_token(self, tmp_path):
+        file = tiny_llama().with_metadata(tokenizer__ggml__merges=(ARRAY, Array(STRING, ("a b",))))
+        assert self.refusal_of_tokenizer(file, tmp_path) == "tokenizer.ggml.merges"
+
+    def refusal_of_tokenizer(self, file, tmp_path):
+        """The key that the refusal names."""
+        path = tmp_path / "a.gguf"
+        path.write_bytes(file.to_bytes())
+        with pytest.raises(FormatError) as caught:
+            import_gguf(path, tmp_path / "w")
+        assert caught.value.code == "invalid_model"
+        assert caught.value.data["path"] == str(path)
+        assert caught.value.data["key"] in caught.value.message
+        assert caught.value.message.startswith(str(path))
+        assert left_over(tmp_path) == ["a.gguf"]
+        return caught.value.data["key"]
 
     def test_rope_factors_of_another_type(self, tmp_path):
         file = tiny_llama()

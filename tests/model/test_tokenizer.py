@@ -149,7 +149,8 @@ def test_llama_bpe_takes_a_whole_word_without_merges():
     [
         ({"merges": None}, "merges", r"has no tokenizer\.ggml\.merges"),
         ({"merges": ["ab"]}, "merges", "is no pair"),
-        ({"merges": ["a c"]}, "merges", "ac"),
+        ({"merges": ["a c"]}, "merges", "no token 'ac'"),
+        ({"merges": ["ab " + "c" * 1000]}, "merges", "no token 'ccc"),
         ({"merges": [7]}, "merges", "no array of str"),
         ({"tokens": None}, "tokens", r"has no tokenizer\.ggml\.tokens"),
         ({"model": None}, "model", r"has no tokenizer\.ggml\.model"),
@@ -157,8 +158,8 @@ def test_llama_bpe_takes_a_whole_word_without_merges():
         ({"pre": "tekken"}, "pre", "'tekken'"),
         ({"token_type": [1]}, "token_type", "1 entries for 261 tokens"),
         ({"token_type": [9] * 261}, "token_type", "9 is not a valid"),
-        ({"bos_token_id": 261}, "bos_token_id", "is 261; there are 261"),
         ({"eos_token_id": "</s>"}, "eos_token_id", "is no int"),
+        ({"eos_token_id": True}, "eos_token_id", "is no int"),
     ],
 )
 def test_wrong_metadata_is_refused_by_key(changes, key, reason):
@@ -166,6 +167,18 @@ def test_wrong_metadata_is_refused_by_key(changes, key, reason):
         Tokenizer.from_metadata(tiny_metadata(**changes))
     assert caught.value.code == "invalid_model"
     assert caught.value.data["key"] == f"tokenizer.ggml.{key}"
+
+
+@pytest.mark.parametrize(
+    "role", ["bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "mask", "fim_pre"]
+)
+@pytest.mark.parametrize("token_id", [261, 2**32 - 1, -1])
+def test_a_role_for_a_token_that_is_not_there_is_refused(role, token_id):
+    """Roles that mean nothing here too: such a file was put together from two."""
+    with pytest.raises(FormatError, match=f"is {token_id}; there are 261 tokens") as caught:
+        Tokenizer.from_metadata(tiny_metadata(**{f"{role}_token_id": token_id}))
+    assert caught.value.data["key"] == f"tokenizer.ggml.{role}_token_id"
+    Tokenizer.from_metadata(tiny_metadata(**{f"{role}_token_id": 260}))
 
 
 def test_a_file_without_pre_is_read_as_llama_cpp_does(caplog):
