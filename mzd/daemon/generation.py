@@ -18,6 +18,7 @@ from mzd.messages.restore_path import AbandonRestore, FinishUse, RestoreContext,
 from mzd.model.text_stream import StopStrings, TextStream
 from mzd.model.tokenizer import Tokenizer
 from mzd.policy.sampling import Sampler
+from mzd.policy.units import CHUNK_TOKENS
 
 Notify = Callable[[str, dict[str, Any]], Awaitable[None]]
 
@@ -229,7 +230,8 @@ class Generation:
         return logits
 
     async def _reserve(self, keep: int, capacity: int) -> tuple[int, RestoreReplies]:
-        self._capacity = min(capacity, self.context_length)
+        """Ask for room up to the end of a chunk: a restore a token took longer than the token itself."""
+        self._capacity = min(-(-capacity // CHUNK_TOKENS) * CHUNK_TOKENS, self.context_length)
         return await self.compute.restore(
             self.conversation.name, keep_tokens=keep, capacity_tokens=self._capacity, announce=True
         )

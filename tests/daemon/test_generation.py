@@ -133,7 +133,7 @@ async def test_a_new_context_is_prefilled_in_ubatches_and_decoded(autojump_clock
         (2, 8, "last"),
         *((1, position, "last") for position in range(10, 14)),
     ]
-    assert (machine.restores[0].keep_tokens, machine.restores[0].capacity_tokens) == (0, 11)
+    assert (machine.restores[0].keep_tokens, machine.restores[0].capacity_tokens) == (0, CHUNK)
     assert it.of.usage.as_map() == {
         "prompt_tokens": 10,
         "reused_tokens": 0,
@@ -297,11 +297,12 @@ async def test_cancelled_it_keeps_what_was_computed(autojump_clock, cancel_s):
 
 
 async def test_room_for_more_tokens_is_asked_for_where_it_ends(autojump_clock):
-    """A step never runs past the capacity that its restore was given."""
+    """A step never runs past the capacity that its restore was given, and every chunk is asked for once."""
     async with running(Machine(step_s=0.0)) as machine:
-        it = generation_of(machine, max_tokens=6)
+        it = generation_of(machine, context_length=700, max_tokens=600)
         await it.of.run(list(range(10)))
     capacity = {restore.restore_id: restore.capacity_tokens for restore in machine.restores}
+    assert list(capacity.values()) == [CHUNK, 2 * CHUNK, 700]
     for step in machine.steps:
         assert step.position + len(step.tokens) <= capacity[step.restore_id]
 
