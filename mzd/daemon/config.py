@@ -13,6 +13,9 @@ from typing import Any, get_type_hints
 from mzd.errors import MzdError
 from mzd.policy.pressure import PressurePolicy
 
+AUTO = "auto"
+"""Of `Config.memory` and `Config.kernels`: what suits the device."""
+
 
 @dataclass(frozen=True, slots=True)
 class ThreadsConfig:
@@ -68,7 +71,9 @@ class LimitsConfig:
 class Config:
     """All keys of the configuration file. Empty strings mean the default of the platform.
 
-    `overlap` and `eviction_order` exist for measurement; their defaults are the paper's design.
+    `device`, `memory` and `kernels` narrow the choice among the ways to compute: what they name is taken, or
+    the start fails. `overlap` and `eviction_order` exist for measurement; their defaults are the paper's
+    design.
     """
 
     model: str = "smollm2-135m"
@@ -77,6 +82,8 @@ class Config:
     state: str = ""
     context: int = 0
     device: str = ""
+    memory: str = "auto"
+    kernels: str = "auto"
     codec: str = "int8"
     activations: str = "f32"
     overlap: str = "mz_ARP"
@@ -108,6 +115,8 @@ class Config:
 
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
+    "memory": (AUTO, "fine_svm", "coarse_svm", "staged", "buffers"),
+    "kernels": (AUTO, "cpu", "gpu"),
     "codec": ("int8", "none"),
     "activations": ("f32", "int8"),
     "overlap": ("mz_NO", "mz_AR", "mz_RP", "mz_ARP"),
