@@ -1,32 +1,33 @@
-"""Owns attention on the device: which kernel variant a step takes, and how the context is split."""
+"""Owns attention on the device: which kernel target a step takes, and how the context is split."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from mzd.device.attention_blocks import (
+    GPU_GROUP_LANES,
+    CpuBlocks,
+    GpuBlocks,
+    cpu_tile_tokens,
+    gpu_tile_tokens,
+)
 from mzd.device.kernel import BoundKernel
-from mzd.device.opencl import OpenClDevice, Program
+from mzd.device.opencl import Define, OpenClDevice, Program
+from mzd.device.selection import KernelClass
 from mzd.policy.units import CHUNK_TOKENS
 
-_ONE = (1, 1, 1)
-
 _GROUPS_PER_COMPUTE_UNIT = 4
-"""Work-items a core to aim at by splitting the context: enough that the last one to finish costs little,
-few enough that the partial results stay small."""
+"""Work-groups a compute unit to aim at by splitting the context: enough that the last one to finish costs
+little, few enough that the partial results stay small."""
 
-_SUMS_MAX = {8: 12, 16: 24}
-"""Vectors of sums of a register block, by lanes: with the operands beside them they fill the 16 registers
-of AVX2, the 32 of AVX-512, and the 32 half as wide ones of NEON."""
+LAUNCH_CHUNKS = 8
+"""Chunks that a launch takes as arguments, in chunks.cl."""
 
-_PV_CHANNELS_MAX = 8
-"""Channels of a head are a multiple of 8."""
-
-_CONVERSION_COST = 2.5
-"""What a vector of float16 costs to load as float32: two instructions, on the ports that products need."""
-
-_QUERIES_MAX = 32
-"""Queries (tokens x heads of a group) of a work-item: their scores of one chunk, 1 KiB each, fit L1."""
+_FIRST_CHUNK_ARGUMENT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,76 +62,130 @@ class AttentionShape:
         """The first chunk of which a token at `position`, or a later one, sees anything."""
         return 0 if self.window is None else max(position - self.window + 1, 0) // CHUNK_TOKENS
 
-    @property
-    def tile_tokens(self) -> int:
-        """Query tokens of one work-item where a step has more than one."""
-        return max(tile for tile in (1, 2, 4, 8) if tile == 1 or tile * self.group <= _QUERIES_MAX)
+
+@dataclass(frozen=True, slots=True)
+class AttentionTarget:
+    """What attention depends on of a device.
+
+    Attributes:
+        compute_units: as `OpenClDevice` has them.
+        chunk_arguments: kernels take chunks as arguments, because they cannot follow addresses in a table.
+    """
+
+    compute_units: int
+    kernel_class: KernelClass = "cpu"
+    chunk_arguments: bool = False
+
+    @classmethod
+    def of(cls, device: OpenClDevice) -> AttentionTarget:
+        """What `device` is to attention."""
+        return cls(device.compute_units, device.kernel_class, device.memory_kind == "buffers")
+
+    def tile_tokens(self, shape: AttentionShape) -> int:
+        """Query tokens of one work-group where a step has more than one."""
+        if self.kernel_class == "gpu":
+            return gpu_tile_tokens(shape.group, shape.head_dim)
+        return cpu_tile_tokens(shape.group)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """How one step of `num_tokens` tokens runs.
+    """How one step of `num_tokens` tokens at `position` runs.
 
     Attributes:
-        tile_tokens: query tokens of one work-item.
-        num_splits: parts of the context, merged afterwards if more than one.
+        tile_tokens: query tokens of one work-group.
+        num_splits: parts of a launch's chunks, merged in the end if more than one.
         split_chunks: chunks of one part.
         first_chunk: where the first part begins; chunks before it are seen by no token of the step.
+        num_chunks: chunks from there to the context's end.
     """
 
+    position: int
     num_tokens: int
     tile_tokens: int
     num_splits: int
     split_chunks: int
     first_chunk: int
+    num_chunks: int
 
-    def step(self, position: int) -> tuple[int, int, int, int, int]:
-        """What the kernels read of a step whose first token is at `position`."""
-        return position, self.num_tokens, self.num_splits, self.split_chunks, self.first_chunk
+    def step(self) -> tuple[int, int, int, int, int]:
+        """What the kernels read of the step."""
+        return self.position, self.num_tokens, self.num_splits, self.split_chunks, self.first_chunk
 
     @property
     def num_tiles(self) -> int:
-        """Work-items along the tokens."""
+        """Work-groups along the tokens."""
         return -(-self.num_tokens // self.tile_tokens)
+
+    @property
+    def launches(self) -> range:
+        """The first chunk of each launch; one, unless chunks are arguments."""
+        launch_chunks = self.num_splits * self.split_chunks
+        return range(self.first_chunk, self.first_chunk + self.num_chunks, launch_chunks)
 
 
 def plan_attention(
-    shape: AttentionShape, *, num_tokens: int, context_tokens: int, compute_units: int
+    shape: AttentionShape, target: AttentionTarget, *, num_tokens: int, context_tokens: int
 ) -> AttentionPlan:
     """Choose tile and splits for `num_tokens` new tokens that end a context of `context_tokens`.
 
     Tokens fill the device first; the context is split only as far as they do not.
     """
-    first_chunk = shape.first_chunk(context_tokens - num_tokens)
+    position = context_tokens - num_tokens
+    first_chunk = shape.first_chunk(position)
     num_chunks = -(-context_tokens // CHUNK_TOKENS) - first_chunk
-    split_chunks = -(-num_chunks // min(_splits_wanted(shape, num_tokens, compute_units), num_chunks))
+    num_splits, split_chunks = _split(target, num_chunks, _splits_wanted(shape, target, num_tokens))
     return AttentionPlan(
+        position=position,
         num_tokens=num_tokens,
-        tile_tokens=_tile_tokens(shape, num_tokens),
-        num_splits=-(-num_chunks // split_chunks),
+        tile_tokens=_tile_tokens(shape, target, num_tokens),
+        num_splits=num_splits,
         split_chunks=split_chunks,
         first_chunk=first_chunk,
+        num_chunks=num_chunks,
     )
 
 
 def partials_bytes(
-    shape: AttentionShape, *, tokens_max: int, context_tokens_max: int, compute_units: int
+    shape: AttentionShape, target: AttentionTarget, *, tokens_max: int, context_tokens_max: int
 ) -> int:
-    """Bytes of partial results that any step needs, 0 where none is split; a window needs no more."""
+    """Bytes of partial results that any step needs, 0 where none leaves any; a window needs no more."""
     chunks_max = -(-context_tokens_max // CHUNK_TOKENS)
-    splits = {n: min(_splits_wanted(shape, n, compute_units), chunks_max) for n in range(1, tokens_max + 1)}
-    rows = max(n * num_splits if num_splits > 1 else 0 for n, num_splits in splits.items())
+    rows = max(
+        num_tokens * _partials_max(target, chunks_max, wanted)
+        for num_tokens in range(1, tokens_max + 1)
+        for wanted in (_splits_wanted(shape, target, num_tokens),)
+    )
     return rows * shape.num_heads * (2 + shape.head_dim) * 4
 
 
-def _tile_tokens(shape: AttentionShape, num_tokens: int) -> int:
-    return 1 if num_tokens == 1 else shape.tile_tokens
+def _tile_tokens(shape: AttentionShape, target: AttentionTarget, num_tokens: int) -> int:
+    return 1 if num_tokens == 1 else target.tile_tokens(shape)
 
 
-def _splits_wanted(shape: AttentionShape, num_tokens: int, compute_units: int) -> int:
+def _splits_wanted(shape: AttentionShape, target: AttentionTarget, num_tokens: int) -> int:
     """Splits of the context that fill the device, however many chunks there are."""
-    num_tiles = -(-num_tokens // _tile_tokens(shape, num_tokens))
-    return -(-_GROUPS_PER_COMPUTE_UNIT * compute_units // (shape.num_kv_heads * num_tiles))
+    num_tiles = -(-num_tokens // _tile_tokens(shape, target, num_tokens))
+    return -(-_GROUPS_PER_COMPUTE_UNIT * target.compute_units // (shape.num_kv_heads * num_tiles))
+
+
+def _split(target: AttentionTarget, num_chunks: int, wanted: int) -> tuple[int, int]:
+    """Return splits, and the chunks of each: of the context, or of a launch where chunks are arguments."""
+    if target.chunk_arguments:
+        launch_chunks = min(num_chunks, LAUNCH_CHUNKS)
+        split_chunks = max(launch_chunks // wanted, 1)  # rounded down: eight chunks divide evenly
+        return -(-launch_chunks // split_chunks), split_chunks
+    split_chunks = -(-num_chunks // min(wanted, num_chunks))
+    return -(-num_chunks // split_chunks), split_chunks
+
+
+def _partials_max(target: AttentionTarget, chunks_max: int, wanted: int) -> int:
+    """The most splits that leave partial results, in a context of at most `chunks_max` chunks."""
+    if target.chunk_arguments:
+        splits = max(_split(target, n, wanted)[0] for n in range(1, min(chunks_max, LAUNCH_CHUNKS) + 1))
+        return splits if splits > 1 or chunks_max > LAUNCH_CHUNKS else 0
+    splits = min(wanted, chunks_max)
+    return splits if splits > 1 else 0
 
 
 class Attention:
@@ -138,9 +193,11 @@ class Attention:
 
     Args:
         step_address: (5,) int32, `AttentionPlan.step`; read by the kernels.
-        chunk_table_address: (chunks,) uint64 addresses of the layer's chunks.
+        chunk_table_address: (chunks,) uint64 addresses of the layer's chunks; not used where the target
+            takes chunks as arguments.
         q_address, out_address: (tokens, num_heads, head_dim) float32.
         partials_address: room for `partials_bytes`.
+        target: None for the device itself. Plans have to be made for the same.
     """
 
     def __init__(
@@ -153,85 +210,81 @@ class Attention:
         q_address: int,
         out_address: int,
         partials_address: int,
+        target: AttentionTarget | None = None,
     ) -> None:
+        self._target = AttentionTarget.of(device) if target is None else target
         self._shape = shape
+        self._group_lanes = GPU_GROUP_LANES if self._target.kernel_class == "gpu" else 1
+        self._chunks: list[int] = []
         self._by_tile: dict[int, BoundKernel] = {}
-        for tile in {1, shape.tile_tokens}:
-            kernel = device.kernel(_build(device, shape, tile), "attention", follows_pointers=True)
-            for i, address in enumerate(
-                (step_address, chunk_table_address, q_address, out_address, partials_address)
-            ):
+        for tile in {1, self._target.tile_tokens(shape)}:
+            program = _build(device, shape, self._target, tile)
+            kernel = device.kernel(program, "attention", follows_pointers=not self._target.chunk_arguments)
+            for i, address in enumerate((step_address, q_address, out_address, partials_address)):
                 kernel.set_address(i, address)
+            if not self._target.chunk_arguments:
+                kernel.set_address(_FIRST_CHUNK_ARGUMENT, chunk_table_address)
             self._by_tile[tile] = kernel
-        self._merge = device.kernel(_build(device, shape, 1), "attention_merge")
+        self._merge = device.kernel(_build(device, shape, self._target, 1), "attention_merge")
         for i, address in enumerate((step_address, partials_address, out_address)):
             self._merge.set_address(i, address)
 
+    def bind_chunks(self, addresses: NDArray[np.uint64]) -> None:
+        """Note where the layer's chunks are, (chunks,), for kernels that do not read the table."""
+        if self._target.chunk_arguments:
+            self._chunks = addresses.tolist()
+
     def enqueue(self, plan: AttentionPlan) -> None:
         """Enqueue the step of `plan`, whose numbers are in the step buffer."""
-        size = (self._shape.num_kv_heads, plan.num_tiles, plan.num_splits)
-        self._by_tile[plan.tile_tokens].enqueue(size, _ONE)
+        kernel = self._by_tile[plan.tile_tokens]
+        lanes = (self._group_lanes, 1, 1)
+        size = (self._shape.num_kv_heads * self._group_lanes, plan.num_tiles, plan.num_splits)
+        for launch_chunk in plan.launches:
+            if self._target.chunk_arguments:
+                self._set_chunks(kernel, launch_chunk)
+            kernel.enqueue(size, lanes)
         if plan.num_splits > 1:
-            self._merge.enqueue((self._shape.num_heads, plan.num_tokens, 1), _ONE)
+            self._merge.enqueue((self._shape.num_heads * self._group_lanes, plan.num_tokens, 1), lanes)
+
+    def _set_chunks(self, kernel: BoundKernel, launch_chunk: int) -> None:
+        """Give the launch its chunks; what it has no chunk for is set to one that it does not read there."""
+        chunks = self._chunks[launch_chunk : launch_chunk + LAUNCH_CHUNKS]
+        chunks += chunks[:1] * (LAUNCH_CHUNKS - len(chunks))
+        for i, address in enumerate(chunks, start=_FIRST_CHUNK_ARGUMENT):
+            kernel.set_address(i, address)
+        kernel.set_int(_FIRST_CHUNK_ARGUMENT + LAUNCH_CHUNKS, launch_chunk)
 
 
-@dataclass(frozen=True, slots=True)
-class _Blocks:
-    """Register blocks of a variant, as attention.cl defines them."""
-
-    queries: int
-    qk_queries: int
-    qk_vectors: int
-    pv_queries: int
-    pv_channels: int
-
-
-def _build(device: OpenClDevice, shape: AttentionShape, tile: int) -> Program:
-    """Build the variant for `tile` tokens a work-item."""
-    lanes = device.float_lanes
-    blocks = _choose_blocks(tile * shape.group, lanes)
+def _build(device: OpenClDevice, shape: AttentionShape, target: AttentionTarget, tile: int) -> Program:
+    """Build the kernels for `tile` tokens a work-group."""
+    source, blocks = _blocks(device, shape, target, tile)
     return device.build(
-        "attention",
+        source,
         HEAD_DIM=shape.head_dim,
         NUM_KV_HEADS=shape.num_kv_heads,
         GROUP=shape.group,
         TILE=tile,
-        LANES=lanes,
         CHUNK_TOKENS=CHUNK_TOKENS,
-        QUERIES=blocks.queries,
-        QK_QUERIES=blocks.qk_queries,
-        QK_VECTORS=blocks.qk_vectors,
-        PV_QUERIES=blocks.pv_queries,
-        PV_CHANNELS=blocks.pv_channels,
         SCALE=shape.score_scale,
+        **blocks,
         **({} if shape.softcap is None else {"SOFTCAP": shape.softcap}),
         **({} if shape.window is None else {"WINDOW": shape.window}),
+        **({"CHUNK_ARGUMENTS": 1} if target.chunk_arguments else {}),
     )
 
 
-def _choose_blocks(queries: int, lanes: int) -> _Blocks:
-    """Choose the register blocks that need the fewest loads for their products."""
-    pv_queries = min(
-        (rows for rows in (2, 4, 8) if lanes // rows <= _PV_CHANNELS_MAX),
-        key=lambda rows: _pv_cost(_padded(queries, rows), rows, lanes // rows),
-    )
-    padded = _padded(queries, pv_queries)
-    qk_queries, qk_vectors = min(
-        (
-            (rows, vectors)
-            for rows in range(1, padded + 1)
-            for vectors in (4, 2, 1)
-            if padded % rows == 0 and vectors * lanes <= 32 and rows * vectors <= _SUMS_MAX[lanes]
-        ),
-        key=lambda block: 1 / block[1] + _CONVERSION_COST / block[0],
-    )
-    return _Blocks(padded, qk_queries, qk_vectors, pv_queries, lanes // pv_queries)
+def _blocks(
+    device: OpenClDevice, shape: AttentionShape, target: AttentionTarget, tile: int
+) -> tuple[str, dict[str, Define]]:
+    """Return the source of a target, and what it is built with for its blocks."""
+    queries = tile * shape.group
+    if target.kernel_class == "gpu":
+        gpu = asdict(GpuBlocks.choose(queries, shape.head_dim))
+        return "attention_gpu", _upper(gpu) | {"GROUP_LANES": GPU_GROUP_LANES}
+    cpu = asdict(CpuBlocks.choose(queries, device.float_lanes))
+    return "attention", _upper(cpu) | {"LANES": device.float_lanes}
 
 
-def _pv_cost(queries: int, rows: int, channels: int) -> float:
-    """Instructions a channel: products, loads of weights, conversions of values."""
-    return queries + queries / channels + _CONVERSION_COST * queries / rows
-
-
-def _padded(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+def _upper(blocks: dict[str, int]) -> dict[str, Define]:
+    """Blocks as the kernels call them."""
+    return {name.upper(): value for name, value in blocks.items()}

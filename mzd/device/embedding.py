@@ -6,6 +6,9 @@ from mzd.device.opencl import OpenClDevice
 from mzd.formats.weight_layout import group_layout
 from mzd.formats.weight_store import TensorSpec
 
+_GPU_GROUP_LANES = 64
+"""Work-items for a token on a GPU; they share a row's blocks, of which a model has 18 and more."""
+
 
 class Embedding:
     """x[t] = scale * row tokens[t] of a packed matrix, as float32.
@@ -25,12 +28,14 @@ class Embedding:
         x_address: int,
         scale: float = 1.0,
     ) -> None:
+        self._group_lanes = _GPU_GROUP_LANES if device.kernel_class == "gpu" else 1
         layout = group_layout(spec.type, spec.cols)
         program = device.build(
             "embedding",
             COLS=spec.cols,
             GROUP_BYTES=layout.size_bytes,
             HEADER_BYTES=layout.header_bytes,
+            GROUP_LANES=self._group_lanes,
             **{f"TYPE_{spec.type.name}": 1},
             **({} if scale == 1.0 else {"SCALE": scale}),
         )
@@ -46,4 +51,4 @@ class Embedding:
             weights_address: of the unit that holds the matrix.
         """
         self._kernel.set_address(1, weights_address + self._offset_bytes)
-        self._kernel.enqueue((num_tokens,), (1,))
+        self._kernel.enqueue((num_tokens * self._group_lanes,), (self._group_lanes,))

@@ -8,7 +8,7 @@ import numpy as np
 import pyopencl as cl
 from numpy.typing import NDArray
 
-from mzd.device.attention import AttentionPlan, plan_attention
+from mzd.device.attention import AttentionPlan, AttentionTarget, plan_attention
 from mzd.device.head_graph import HeadGraph
 from mzd.device.layer_graph import LayerGraph
 from mzd.device.matmul import Activations
@@ -66,6 +66,7 @@ class Engine:
         self._buffers = StepBuffers(device, index.config, self._limits)
         self._angles = [RopeAngles(rope) for rope in index.config.ropes]
         self._shapes = attention_shapes(index.config)
+        self._target = AttentionTarget.of(device)
         self._layers = [
             LayerGraph(device, index.config, extent, layer, self._buffers, activations)
             for layer, extent in enumerate(index.layers)
@@ -107,7 +108,7 @@ class Engine:
             raise RuntimeError(f"layer {layer} bound again while a step uses it")
         if len(chunk_addresses) > self._limits.chunks:
             raise ValueError(f"{len(chunk_addresses)} chunks, at most {self._limits.chunks}")
-        self._layers[layer].bind(weights_address)
+        self._layers[layer].bind(weights_address, chunk_addresses)
         self._num_chunks[layer] = len(chunk_addresses)
         self._buffers.chunk_tables[layer, : len(chunk_addresses)] = chunk_addresses
         self._stale_tables.add(layer)
@@ -238,15 +239,10 @@ class Engine:
     def _write_plans(self, num_tokens: int, position: int) -> list[AttentionPlan]:
         """Plan a step for each shape, and write down what the kernels read of it."""
         plans = [
-            plan_attention(
-                shape,
-                num_tokens=num_tokens,
-                context_tokens=position + num_tokens,
-                compute_units=self._device.compute_units,
-            )
+            plan_attention(shape, self._target, num_tokens=num_tokens, context_tokens=position + num_tokens)
             for shape in self._shapes
         ]
-        self._buffers.step[:] = [plan.step(position) for plan in plans]
+        self._buffers.step[:] = [plan.step() for plan in plans]
         return plans
 
     def _check_idle(self) -> None:

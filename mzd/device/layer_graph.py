@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mzd.device.attention import Attention, AttentionPlan
 from mzd.device.elementwise import GatedMul
 from mzd.device.matmul import Activations, Matmul
@@ -38,9 +41,10 @@ class LayerGraph:
         self._attention = _AttentionBlock(device, config, extent, layer, buffers, activations)
         self._mlp = _MlpBlock(device, config, extent, buffers, activations)
 
-    def bind(self, weights_address: int) -> None:
-        """Take the layer's weights from the resident unit at `weights_address`."""
+    def bind(self, weights_address: int, chunk_addresses: NDArray[np.uint64]) -> None:
+        """Take the layer's weights from the resident unit at `weights_address`, and its chunks, (chunks,)."""
         self._weights_address = weights_address
+        self._attention.bind_chunks(chunk_addresses)
 
     def unbind(self) -> None:
         """Forget the weights, which are about to go."""
@@ -85,6 +89,10 @@ class _AttentionBlock:
             device, config, extent, ("attn_output", "post_attention_norm"), "attended", buffers, activations
         )
 
+    def bind_chunks(self, addresses: NDArray[np.uint64]) -> None:
+        self._rope.bind_chunks(addresses)
+        self._attention.bind_chunks(addresses)
+
     def enqueue(self, weights_address: int, plan: AttentionPlan) -> None:
         self._input.enqueue(weights_address, plan.num_tokens)
         self._qkv.enqueue(weights_address, plan.num_tokens)
@@ -94,6 +102,7 @@ class _AttentionBlock:
             k_address=self._qkv.output_address(1, plan.num_tokens),
             v_address=self._qkv.output_address(2, plan.num_tokens),
             num_tokens=plan.num_tokens,
+            position=plan.position,
         )
         self._attention.enqueue(plan)
         self._output.enqueue(weights_address, plan.num_tokens)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from mzd.device.opencl import OpenClDevice
+from mzd.device.opencl import Define, OpenClDevice
 from mzd.formats.weight_store import TensorSpec
+
+_GPU_GROUP_LANES = 256
+"""Work-items for a row on a GPU: one token alone has to fill the time that memory takes to answer."""
 
 
 class RmsNorm:
@@ -24,7 +27,13 @@ class RmsNorm:
         y_address: int,
         accumulate: bool = False,
     ) -> None:
-        program = device.build("norm", ACCUMULATE=1) if accumulate else device.build("norm")
+        defines: dict[str, Define] = {"ACCUMULATE": 1} if accumulate else {}
+        self._group_lanes = 1
+        if device.kernel_class == "gpu":
+            self._group_lanes = _GPU_GROUP_LANES
+            program = device.build("norm_gpu", GROUP_LANES=self._group_lanes, **defines)
+        else:
+            program = device.build("norm", **defines)
         self._kernel = device.kernel(program, "rms_norm")
         self._kernel.set_address(2, y_address)
         self._kernel.set_int(3, spec.cols)
@@ -41,4 +50,4 @@ class RmsNorm:
         """
         self._kernel.set_address(0, self._x_address + first_row * self._row_bytes)
         self._kernel.set_address(1, weights_address + self._offset_bytes)
-        self._kernel.enqueue((num_rows,), (1,))
+        self._kernel.enqueue((num_rows * self._group_lanes,), (self._group_lanes,))

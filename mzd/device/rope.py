@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mzd.device.attention import AttentionShape
-from mzd.device.opencl import Define, OpenClDevice
+from mzd.device.attention import AttentionShape, AttentionTarget
+from mzd.device.opencl import Define, OpenClDevice, Program
 from mzd.formats.layer_config import RopeConfig
 from mzd.formats.weight_store import TensorSpec
 from mzd.policy.units import CHUNK_TOKENS
+
+_GPU_GROUP_LANES = 64
+"""Work-items for a head of a token on a GPU: a pair of channels each, for the most usual heads."""
+
+_CHUNKS_ARGUMENT, _BIAS_ARGUMENT, _NORM_ARGUMENT, _FIRST_TOKEN_ARGUMENT = 5, 6, 9, 11
+"""Of rope_kv: the table or the chunk; three biases; two norms; an integer."""
 
 
 class RopeAngles:
@@ -61,14 +68,16 @@ class QkvVectors:
 
 
 class RopeKv:
-    """Adds biases, normalises and rotates q and k in place; writes k and v of a step into a layer's chunks.
+    """Adds biases, normalises and rotates q and k; writes k and v of a step into a layer's chunks.
 
     Args:
         rope: None if the layer does not rotate.
         vectors: which of the first two the layer does.
         step_address: int32, the position first.
         angles_address: (tokens, 2, pairs) float32, as `RopeAngles.write` leaves them.
-        chunk_table_address: (chunks,) uint64 addresses of the layer's chunks.
+        chunk_table_address: (chunks,) uint64 addresses of the layer's chunks; not used where the target
+            takes chunks as arguments.
+        target: None for the device itself.
     """
 
     def __init__(
@@ -81,34 +90,95 @@ class RopeKv:
         step_address: int,
         angles_address: int,
         chunk_table_address: int,
+        target: AttentionTarget | None = None,
     ) -> None:
-        program = device.build(
-            "rope",
-            NUM_HEADS=shape.num_heads,
-            NUM_KV_HEADS=shape.num_kv_heads,
-            HEAD_DIM=shape.head_dim,
-            ROPE_DIMS=0 if rope is None else rope.dimensions,
-            ROPE_HALVES=rope is not None and rope.style == "halves",
-            CHUNK_TOKENS=CHUNK_TOKENS,
-            **vectors.defines,
-        )
-        self._kernel = device.kernel(program, "rope_kv", follows_pointers=True)
+        target = AttentionTarget.of(device) if target is None else target
+        self._chunk_arguments = target.chunk_arguments
+        self._chunks: list[int] = []
+        self._group_lanes, self._groups_a_token = 1, 1
+        if target.kernel_class == "gpu":
+            self._group_lanes = _GPU_GROUP_LANES
+            self._groups_a_token = shape.num_heads + 2 * shape.num_kv_heads
+        program = _build(device, shape, rope, vectors, target)
+        self._kernel = device.kernel(program, "rope_kv", follows_pointers=not self._chunk_arguments)
         self._kernel.set_address(0, step_address)
         self._kernel.set_address(1, angles_address)
-        self._kernel.set_address(5, chunk_table_address)
-        self._vector_offsets = [spec.offset_bytes for spec in (*vectors.biases, *vectors.norms)]
+        self._kernel.set_int(_FIRST_TOKEN_ARGUMENT, 0)
+        if not self._chunk_arguments:
+            self._kernel.set_address(_CHUNKS_ARGUMENT, chunk_table_address)
+        for argument in range(_BIAS_ARGUMENT, _FIRST_TOKEN_ARGUMENT):
+            self._kernel.set_address(argument, step_address)  # where the layer has no such vector
+        offsets = [
+            *enumerate((spec.offset_bytes for spec in vectors.biases), start=_BIAS_ARGUMENT),
+            *enumerate((spec.offset_bytes for spec in vectors.norms), start=_NORM_ARGUMENT),
+        ]
+        self._vector_offsets = dict(offsets)
+
+    def bind_chunks(self, addresses: NDArray[np.uint64]) -> None:
+        """Note where the layer's chunks are, (chunks,), for kernels that do not read the table."""
+        if self._chunk_arguments:
+            self._chunks = addresses.tolist()
 
     def enqueue(
-        self, weights_address: int, *, q_address: int, k_address: int, v_address: int, num_tokens: int
+        self,
+        weights_address: int,
+        *,
+        q_address: int,
+        k_address: int,
+        v_address: int,
+        num_tokens: int,
+        position: int,
     ) -> None:
         """Enqueue for q (tokens, heads, head_dim) and k, v (tokens, K/V heads, head_dim), float32.
 
         Args:
             weights_address: of the unit that holds the layer's vectors.
+            position: of the first token, as in the step buffer.
         """
-        for argument, offset_bytes in enumerate(self._vector_offsets, start=6):
+        for argument, offset_bytes in self._vector_offsets.items():
             self._kernel.set_address(argument, weights_address + offset_bytes)
         self._kernel.set_address(2, q_address)
         self._kernel.set_address(3, k_address)
         self._kernel.set_address(4, v_address)
-        self._kernel.enqueue((num_tokens,), (1,))
+        if not self._chunk_arguments:
+            self._enqueue(num_tokens)
+            return
+        for first, end in _tokens_by_chunk(position, num_tokens):
+            self._kernel.set_address(_CHUNKS_ARGUMENT, self._chunks[(position + first) // CHUNK_TOKENS])
+            self._kernel.set_int(_FIRST_TOKEN_ARGUMENT, first)
+            self._enqueue(end - first)
+
+    def _enqueue(self, num_tokens: int) -> None:
+        size = (self._groups_a_token * self._group_lanes, num_tokens)
+        self._kernel.enqueue(size, (self._group_lanes, 1))
+
+
+def _tokens_by_chunk(position: int, num_tokens: int) -> Iterator[tuple[int, int]]:
+    """Cut a step at the borders of chunks: (first token, end) of each piece."""
+    first = 0
+    while first < num_tokens:
+        end = min(num_tokens, first + CHUNK_TOKENS - (position + first) % CHUNK_TOKENS)
+        yield first, end
+        first = end
+
+
+def _build(
+    device: OpenClDevice,
+    shape: AttentionShape,
+    rope: RopeConfig | None,
+    vectors: QkvVectors,
+    target: AttentionTarget,
+) -> Program:
+    is_gpu = target.kernel_class == "gpu"
+    return device.build(
+        "rope_gpu" if is_gpu else "rope",
+        NUM_HEADS=shape.num_heads,
+        NUM_KV_HEADS=shape.num_kv_heads,
+        HEAD_DIM=shape.head_dim,
+        ROPE_DIMS=0 if rope is None else rope.dimensions,
+        ROPE_HALVES=rope is not None and rope.style == "halves",
+        CHUNK_TOKENS=CHUNK_TOKENS,
+        **vectors.defines,
+        **({"CHUNK_ARGUMENTS": 1} if target.chunk_arguments else {}),
+        **({"GROUP_LANES": _GPU_GROUP_LANES} if is_gpu else {}),
+    )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mzd.device.attention import Attention, AttentionShape, plan_attention
+from mzd.device.attention import Attention, AttentionShape, AttentionTarget, plan_attention
 from mzd.device.elementwise import GatedMul, SoftCap
 from mzd.device.embedding import Embedding
 from mzd.device.matmul import INT8_TYPES, Activations, Matmul
@@ -277,8 +277,8 @@ class _LayerUnderTest:
         self._vectors = vectors.device_vectors
         row = shape.num_kv_heads * shape.head_dim * CHUNK_TOKENS
         self._chunks, address = memory.zeros((3, 2, row), np.float16)  # the second in memory stays unused
-        addresses = [address + 2 * self._chunks[0].nbytes, address]
-        _, self._table_address = memory.put(np.array(addresses, np.uint64))
+        self._chunk_addresses = np.array([address + 2 * self._chunks[0].nbytes, address], np.uint64)
+        _, self._table_address = memory.put(self._chunk_addresses)
 
     def run(
         self, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], *, position: int
@@ -286,38 +286,42 @@ class _LayerUnderTest:
         """Run one step of tokens at `position`; return q as rotated, and the output, shaped as q."""
         memory, device = self._memory, self._memory.device
         plan = plan_attention(
-            self._shape,
-            num_tokens=len(q),
-            context_tokens=position + len(q),
-            compute_units=device.compute_units,
+            self._shape, AttentionTarget.of(device), num_tokens=len(q), context_tokens=position + len(q)
         )
-        step = np.array(plan.step(position), np.int32)
-        addresses = {"step_address": memory.put(step)[1], "chunk_table_address": self._table_address}
+        step = np.array(plan.step(), np.int32)
+        _, step_address = memory.put(step)
         rotated, q_address = memory.put(q)
         out, out_address = memory.zeros(q.shape)
         _, partials_address = memory.zeros((plan.num_splits, *q.shape[:2], 2 + q.shape[2]))
-        RopeKv(
+        rope = RopeKv(
             device,
             self._shape,
             self._rope,
             self._vectors,
             angles_address=self._angles_address(position, len(q)),
-            **addresses,
-        ).enqueue(
+            step_address=step_address,
+            chunk_table_address=self._table_address,
+        )
+        rope.bind_chunks(self._chunk_addresses)
+        rope.enqueue(
             0,
             q_address=q_address,
             k_address=memory.put(k)[1],
             v_address=memory.put(v)[1],
             num_tokens=len(q),
+            position=position,
         )
-        Attention(
+        attention = Attention(
             device,
             self._shape,
             q_address=q_address,
             out_address=out_address,
             partials_address=partials_address,
-            **addresses,
-        ).enqueue(plan)
+            step_address=step_address,
+            chunk_table_address=self._table_address,
+        )
+        attention.bind_chunks(self._chunk_addresses)
+        attention.enqueue(plan)
         device.finish()
         return rotated, out
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mzd.device.attention import AttentionShape, partials_bytes
+from mzd.device.attention import AttentionShape, AttentionTarget, partials_bytes
 from mzd.device.opencl import OpenClDevice
 from mzd.formats.layer_config import LayerConfig
 from mzd.formats.model_config import ModelConfig
@@ -179,9 +179,9 @@ def _attention_sizes(device: OpenClDevice, config: ModelConfig, limits: StepLimi
     qkv_bytes = limits.tokens * (config.size("q") + 2 * config.size("kv")) * 4
     partials = partials_bytes(
         attention_shapes(config)[0],
+        AttentionTarget.of(device),
         tokens_max=limits.tokens,
         context_tokens_max=limits.context_tokens,
-        compute_units=device.compute_units,
     )
     return {"qkv": qkv_bytes, "attended": q_bytes, "partials": partials}
 

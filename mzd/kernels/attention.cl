@@ -1,4 +1,4 @@
-// Owns attention over chunks: one pass over a table of chunk addresses with an online softmax.
+// Owns attention over chunks: one pass over the context with an online softmax.
 //
 // Defines
 //   HEAD_DIM       multiple of 8
@@ -16,16 +16,19 @@
 //
 // Shapes
 //   step         position of the first new token, new tokens, splits, chunks a split, first chunk
-//   chunk_table  (chunks,) addresses; a chunk is K [kv_head][t / 32][d][32] half, then V [kv_head][d][256] half
 //   q, out       (tokens, heads, HEAD_DIM) float, head = kv_head * GROUP + member
 //   partials     (splits, tokens, heads, 2 + HEAD_DIM) float: maximum (base 2), sum, unnormalised output
+//   chunk_table  (chunks,) addresses, or chunks as arguments, see chunks.cl; a chunk is
+//                K [kv_head][t / 32][d][32] half, then V [kv_head][d][256] half
 //
 // Token i sees the keys 0 .. position + i, or the last WINDOW of them; splits begin at the first chunk, the
-// first that any token sees. A work-item is (kv_head, tile of tokens, split of the context),
+// first that any token sees. With CHUNK_ARGUMENTS the splits are those of one launch's chunks, and a launch
+// goes on from the partial results of the one before. A work-item is (kv_head, tile of tokens, split of the context),
 // the global size; one work-item a group, because a CPU's lanes are the vectors below. Lanes are tokens of the
 // context: scores then need no horizontal sum, and one vector of K serves all queries.
 // Accumulates in float. Tolerance: 2e-5 against float64 on the same half K and V.
 
+#include "chunks.cl"
 #include "lanes.cl"
 
 #define NUM_HEADS (NUM_KV_HEADS * GROUP)
@@ -177,8 +180,24 @@ static inline void store_partial(local const float* output, local const float* r
     }
 }
 
-LANES_KERNEL void attention(global const int* step, global const ulong* chunk_table, global const float* q,
-                            global float* out, global float* partials) {
+#ifdef CHUNK_ARGUMENTS
+// The inverse of store_partial.
+static inline void load_partial(local float* output, local float* running_max, local float* running_sum,
+                                int first_token, int last_token, int kv_head, global const float* partials) {
+    for (int i = 0; i < (last_token - first_token + 1) * GROUP; ++i) {
+        const int head = kv_head * GROUP + i % GROUP;
+        global const float* from =
+            partials + ((size_t)(first_token + i / GROUP) * NUM_HEADS + head) * PARTIAL_FLOATS;
+        running_max[i] = from[0];
+        running_sum[i] = from[1];
+        for (int d = 0; d < HEAD_DIM; ++d) output[OUTPUT(d, i)] = from[2 + d];
+    }
+}
+#endif
+
+LANES_KERNEL void attention(global const int* step, global const float* q, global float* out,
+                            global float* partials, CHUNK_PARAMETERS) {
+    AT(step, 0); AT(q, 1); AT(out, 2); AT(partials, 3); AT_CHUNKS;
     local float query[HEAD_DIM * QUERIES] ALIGNED;
     local float output[HEAD_DIM * QUERIES] ALIGNED;
     local float score[QUERIES * CHUNK_TOKENS] ALIGNED;
@@ -188,6 +207,12 @@ LANES_KERNEL void attention(global const int* step, global const ulong* chunk_ta
 
     const int position = step[0], num_tokens = step[1], num_splits = step[2], split_chunks = step[3];
     const int first_chunk = step[4];
+#ifdef CHUNK_ARGUMENTS
+    const int launch_end = launch_chunk + num_splits * split_chunks;
+    const int is_last_launch = launch_end * CHUNK_TOKENS >= position + num_tokens;
+#else
+    const int launch_chunk = first_chunk, is_last_launch = 1;
+#endif
     const int kv_head = get_group_id(0);
     const int first_token = get_group_id(1) * TILE;
     const int last_token = min(first_token + TILE, num_tokens) - 1;
@@ -199,16 +224,21 @@ LANES_KERNEL void attention(global const int* step, global const ulong* chunk_ta
         running_max[i] = LOWEST;
         running_sum[i] = 0.0f;
     }
+    partials += (size_t)split * num_tokens * NUM_HEADS * PARTIAL_FLOATS;
+#ifdef CHUNK_ARGUMENTS
+    if (launch_chunk > first_chunk)
+        load_partial(output, running_max, running_sum, first_token, last_token, kv_head, partials);
+#endif
 
     const int visible = position + last_token + 1;  // keys that some token of the tile sees
-    const int end = min((first_chunk + (split + 1) * split_chunks) * CHUNK_TOKENS, visible);
-    int begin = (first_chunk + split * split_chunks) * CHUNK_TOKENS;
+    const int end = min((launch_chunk + (split + 1) * split_chunks) * CHUNK_TOKENS, visible);
+    int begin = (launch_chunk + split * split_chunks) * CHUNK_TOKENS;
 #ifdef WINDOW  // not the chunks that no token of the tile sees
     begin = max(begin, (position + first_token + 1 - WINDOW) / CHUNK_TOKENS * CHUNK_TOKENS);
 #endif
     for (; begin < end; begin += CHUNK_TOKENS) {
         const size_t head_elements = (size_t)kv_head * CHUNK_TOKENS * HEAD_DIM;
-        global const half* k = (global const half*)chunk_table[begin / CHUNK_TOKENS] + head_elements;
+        global const half* k = CHUNK(begin / CHUNK_TOKENS) + head_elements;
         const int count = min(end - begin, CHUNK_TOKENS);
         global const half* value = k + K_CHUNK_ELEMENTS;
         for (int t = 0; t < count; t += BLOCK_TOKENS) {
@@ -225,10 +255,9 @@ LANES_KERNEL void attention(global const int* step, global const ulong* chunk_ta
         }
         add_values(value, score, num_vectors, rescale, output);
     }
-    if (num_splits == 1) {
+    if (num_splits == 1 && is_last_launch) {
         store_output(output, running_sum, first_token, last_token, kv_head, out);
     } else {
-        partials += (size_t)split * num_tokens * NUM_HEADS * PARTIAL_FLOATS;
         store_partial(output, running_max, running_sum, first_token, last_token, kv_head, partials);
     }
 }
@@ -238,7 +267,8 @@ LANES_KERNEL void attention(global const int* step, global const ulong* chunk_ta
 //
 // One work-item a (head, token), the global size.
 ONE_WORK_ITEM kernel void attention_merge(global const int* step, global const float* partials,
-                                          global float* out) {
+                                          global float* out PLACES3) {
+    AT(step, 0); AT(partials, 1); AT(out, 2);
     const int num_tokens = step[1], num_splits = step[2];
     const size_t row = (size_t)get_group_id(1) * NUM_HEADS + get_group_id(0);
     const size_t stride = (size_t)num_tokens * NUM_HEADS * PARTIAL_FLOATS;

@@ -2,16 +2,10 @@
 //
 // Defines, for gated_mul: one of GATE_SILU, GATE_GELU_TANH.
 
-#include "vector.cl"
+#include "gates.cl"
+#include "places.cl"
 
 #define BLOCK 512  // elements a work-item: some 0.3 us of work, so that one token still spreads over cores
-
-// Both gates are z / (1 + 2^EXPONENT(z)).
-#ifdef GATE_GELU_TANH  // 0.5 z (1 + tanh(u)) = z / (1 + exp(-2 u)), u = sqrt(2 / pi) (z + 0.044715 z^3)
-#define EXPONENT(z) ((z) * (1.0f + 0.044715f * (z) * (z)) * (-2.0f * 0.797884560802865f * LOG2_E))
-#else
-#define EXPONENT(z) ((z) * -LOG2_E)
-#endif
 
 // gate[t][c] = act(gate[t][c]) * up[t][c], with act the SiLU, z / (1 + exp(-z)), or the GELU in its tanh form
 //
@@ -19,7 +13,8 @@
 //
 // One work-item for BLOCK elements (global size: count / BLOCK, rounded up). Tolerance: 1e-6 relative for
 // SiLU; 1e-6 of |z| for GELU, whose exponent grows with z^3.
-ONE_WORK_ITEM kernel void gated_mul(global float* gate, global const float* up, const int count) {
+ONE_WORK_ITEM kernel void gated_mul(global float* gate, global const float* up, const int count PLACES2) {
+    AT(gate, 0); AT(up, 1);
     const int begin = get_global_id(0) * BLOCK;
     const int end = min(begin + BLOCK, count);
     int i = begin;
@@ -29,10 +24,7 @@ ONE_WORK_ITEM kernel void gated_mul(global float* gate, global const float* up, 
         const float8 e = exp2_vector(fmin(EXPONENT(z), 126.0f));
         vstore8(z / (1.0f + e) * vload8(0, up + i), 0, gate + i);
     }
-    for (; i < end; ++i) {
-        const float z = gate[i];
-        gate[i] = z / (1.0f + exp2(fmin(EXPONENT(z), 126.0f))) * up[i];
-    }
+    for (; i < end; ++i) gate[i] = gated(gate[i]) * up[i];
 }
 
 // x[i] = cap * tanh(x[i] / cap)
@@ -40,14 +32,15 @@ ONE_WORK_ITEM kernel void gated_mul(global float* gate, global const float* up, 
 //   x  (count,) float, any count
 //
 // One work-item for BLOCK elements (global size: count / BLOCK, rounded up). Tolerance: 1e-6 of the cap.
-ONE_WORK_ITEM kernel void soft_cap(global float* x, const int count, const float cap) {
+ONE_WORK_ITEM kernel void soft_cap(global float* x, const int count, const float cap PLACES1) {
+    AT(x, 0);
     const int begin = get_global_id(0) * BLOCK;
     const int end = min(begin + BLOCK, count);
     const float scale = 2.0f * LOG2_E / cap;
     int i = begin;
-    for (; i + 8 <= end; i += 8) {  // tanh(z) = 1 - 2 / (1 + exp(2 z))
+    for (; i + 8 <= end; i += 8) {
         const float8 e = exp2_vector(fmin(vload8(0, x + i) * scale, 126.0f));
         vstore8(cap - 2.0f * cap / (1.0f + e), 0, x + i);
     }
-    for (; i < end; ++i) x[i] = cap - 2.0f * cap / (1.0f + exp2(fmin(x[i] * scale, 126.0f)));
+    for (; i < end; ++i) x[i] = capped(x[i], cap, scale);
 }

@@ -35,27 +35,22 @@ static inline float4 run_quants(global const uint* words, int run, int word) {
 #endif
 }
 
-static inline void expand_run(
-    global const uchar* header, global const uint* words, int lane, int run, global float* x) {
+// A block of `expand` is a run.
+static inline void expand(global const uchar* group, int lane, int block, global float* x) {
+    const int super = block / (SUPER_WEIGHTS / RUN_WEIGHTS), run = block % (SUPER_WEIGHTS / RUN_WEIGHTS);
+    global const uchar* header = group + super * SUPER_HEADER_BYTES;
+    global const uint* words = (global const uint*)(group + HEADER_BYTES) + lane + super * SUPER_WORDS * ROWS_PER_GROUP;
     global const ushort* halves = (global const ushort*)header + lane;
     global const uchar* scales = header + 2 * HEADER_FIELDS * ROWS_PER_GROUP + lane + 2 * run * ROWS_PER_GROUP;
     const float scale = load_half(halves);
 #if defined(TYPE_Q6_K)
     const float first = scale * (char)scales[0], second = scale * (char)scales[ROWS_PER_GROUP];
     for (int word = 0; word < 8; ++word)
-        vstore4(run_quants(words, run, word) * (word < 4 ? first : second), 0, x + 4 * word);
+        vstore4(run_quants(words, run, word) * (word < 4 ? first : second), word, x);
 #else
     const float sub_scale = scale * scales[0];
     const float minimum = load_half(halves + ROWS_PER_GROUP) * scales[ROWS_PER_GROUP];
     for (int word = 0; word < 8; ++word)
-        vstore4(fma(run_quants(words, run, word), (float4)sub_scale, (float4)-minimum), 0, x + 4 * word);
+        vstore4(fma(run_quants(words, run, word), (float4)sub_scale, (float4)-minimum), word, x);
 #endif
-}
-
-static inline void expand(global const uchar* group, int lane, global float* x) {
-    global const uint* words = (global const uint*)(group + HEADER_BYTES) + lane;
-    for (int block = 0; block < COLS / SUPER_WEIGHTS; ++block)
-        for (int run = 0; run < SUPER_WEIGHTS / RUN_WEIGHTS; ++run)
-            expand_run(group + block * SUPER_HEADER_BYTES, words + block * SUPER_WORDS * ROWS_PER_GROUP, lane, run,
-                       x + block * SUPER_WEIGHTS + run * RUN_WEIGHTS);
 }

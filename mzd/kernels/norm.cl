@@ -1,5 +1,6 @@
 // Owns RMS normalisation.
 
+#include "places.cl"
 #include "vector.cl"
 
 #ifdef ACCUMULATE
@@ -18,7 +19,8 @@
 // One work-item a token (global size: tokens). Sums in float, eight at a time. Tolerance: 1e-6 of the
 // largest |y|.
 ONE_WORK_ITEM kernel void rms_norm(global const float* x, global const float* weight, global float* y,
-                                   const int cols, const float eps) {
+                                   const int cols, const float eps PLACES3) {
+    AT(x, 0); AT(weight, 1); AT(y, 2);
     const size_t row = (size_t)get_global_id(0) * cols;
     const int whole = cols & ~7;
     float8 squares = 0.0f;

@@ -19,6 +19,8 @@
 #define PLACES8 , ulong place7 PLACES7
 #define PLACES9 , ulong place8 PLACES8
 #define PLACES10 , ulong place9 PLACES9
+#define PLACES11 , ulong place10 PLACES10
+#define PLACES12 , ulong place11 PLACES11
 #define AT(pointer, index) pointer = (void global *)((size_t)pointer + place##index)
 #else
 #define PLACES1
@@ -31,5 +33,7 @@
 #define PLACES8
 #define PLACES9
 #define PLACES10
+#define PLACES11
+#define PLACES12
 #define AT(pointer, index)
 #endif

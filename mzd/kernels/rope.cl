@@ -10,6 +10,7 @@
 //   QKV_BIAS      if defined, biases are added to q, k and v
 //   QK_NORM_EPS   if defined, each head of q and k is then normalised, with this epsilon
 
+#include "chunks.cl"
 #include "vector.cl"
 
 #define ROPE_PAIRS (ROPE_DIMS / 2)
@@ -79,25 +80,25 @@ static inline void store_channels(float8 x, global half* destination, int stride
 //   angles       (tokens, 2, ROPE_PAIRS) float: cosines, then sines, of each token's position
 //   q            (tokens, NUM_HEADS, HEAD_DIM) float
 //   k, v         (tokens, NUM_KV_HEADS, HEAD_DIM) float; changed in place
-//   chunk_table  (chunks,) addresses of chunks: K [kv_head][t / 32][d][32] half, then V [kv_head][d][256] half
+//   chunks       (chunks,) addresses of chunks, or the one chunk of the launch's tokens, see chunks.cl; a chunk
+//                is K [kv_head][t / 32][d][32] half, then V [kv_head][d][256] half
 //   q_bias, k_bias, v_bias    (heads * HEAD_DIM,) float, of as many heads as q, k or v
-//   q_norm, k_norm            (HEAD_DIM,) float
+//   q_norm, k_norm            (HEAD_DIM,) float; these and the biases may be anything where there are none
 //
-// One work-item a token (global size: tokens). The result is rounded once, to half.
+//   first_token  of the step's tokens, the first of the launch
+//
+// One work-item a token (global size: 1, tokens). The result is rounded once, to half.
 ONE_WORK_ITEM kernel void rope_kv(global const int* step, global const float* angles, global float* q,
-                                  global float* k, global float* v, global const ulong* chunk_table
-#ifdef QKV_BIAS
-                                  , global const float* q_bias, global const float* k_bias
-                                  , global const float* v_bias
-#endif
-#ifdef QK_NORM_EPS
-                                  , global const float* q_norm, global const float* k_norm
-#endif
-) {
-    const int token = get_global_id(0);
+                                  global float* k, global float* v, global void* chunks,
+                                  global const float* q_bias, global const float* k_bias,
+                                  global const float* v_bias, global const float* q_norm,
+                                  global const float* k_norm, const int first_token PLACES11) {
+    AT(step, 0); AT(angles, 1); AT(q, 2); AT(k, 3); AT(v, 4); AT(chunks, 5);
+    AT(q_bias, 6); AT(k_bias, 7); AT(v_bias, 8); AT(q_norm, 9); AT(k_norm, 10);
+    const int token = first_token + get_global_id(1);
     const int position = step[0] + token;
     const int t = position % CHUNK_TOKENS;
-    global half* chunk = (global half*)chunk_table[position / CHUNK_TOKENS];
+    global half* chunk = chunk_of(chunks, position);
     angles += (size_t)token * ROPE_DIMS;
     q += (size_t)token * NUM_HEADS * HEAD_DIM;
     k += (size_t)token * KV_COLS;

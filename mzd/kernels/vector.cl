@@ -1,6 +1,8 @@
 // Owns the float8 helpers that several kernels share.
 
 #define UNROLL _Pragma("unroll")
+#define PRAGMA(text) _Pragma(#text)
+#define UNROLL_BY(times) PRAGMA(unroll times)
 #define ONE_WORK_ITEM __attribute__((reqd_work_group_size(1, 1, 1)))
 
 #define LOG2_E 1.44269504088896341f

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mzd.device.attention import Attention, AttentionShape, partials_bytes, plan_attention
+from mzd.device.attention import Attention, AttentionShape, AttentionTarget, partials_bytes, plan_attention
 from tests.reference.model import attend
 
 TOLERANCE = 2e-5
@@ -22,14 +22,12 @@ class Context:
     What lies past the context's end is not zero: a context that was cut back leaves old keys there.
     """
 
-    def __init__(self, device, shape, num_tokens, context_tokens, *, compute_units=None, scale=1.0):
+    def __init__(
+        self, device, shape, num_tokens, context_tokens, *, scale=1.0, compute_units=2, **target_fields
+    ):
         self.device, self.shape = device, shape
-        self.plan = plan_attention(
-            shape,
-            num_tokens=num_tokens,
-            context_tokens=context_tokens,
-            compute_units=compute_units or device.compute_units,
-        )
+        self.target = AttentionTarget(compute_units, **target_fields)
+        self.plan = plan_attention(shape, self.target, num_tokens=num_tokens, context_tokens=context_tokens)
         rng = np.random.default_rng(num_tokens * 10007 + context_tokens)
         num_chunks = -(-context_tokens // 256)
         heads, dim = shape.num_kv_heads, shape.head_dim
@@ -56,13 +54,15 @@ class Context:
         sizes = [20, 8 * len(self.table), self.q.nbytes, self.q.nbytes, self._partials_bytes()]
         buffers = [self.device.allocate_scratch(max(size, 4)) for size in sizes]
         step, table, q, out, _ = buffers
-        position = self.context_tokens - len(self.q)
-        step.view(np.int32, (5,))[:] = self.plan.step(position)
-        table.view(np.uint64, self.table.shape)[:] = self.chunks.address + self.chunk_bytes * self.table
+        step.view(np.int32, (5,))[:] = self.plan.step()
+        chunk_addresses = (self.chunks.address + self.chunk_bytes * self.table).astype(np.uint64)
+        table.view(np.uint64, self.table.shape)[:] = chunk_addresses
         q.view(np.float32, self.q.shape)[:] = self.q
         names = ("step", "chunk_table", "q", "out", "partials")
         addresses = {f"{name}_address": buffer.address for name, buffer in zip(names, buffers, strict=True)}
-        Attention(self.device, self.shape, **addresses).enqueue(self.plan)
+        attention = Attention(self.device, self.shape, **addresses, target=self.target)
+        attention.bind_chunks(chunk_addresses)
+        attention.enqueue(self.plan)
         self.device.finish()
         result = out.view(np.float32, self.q.shape).copy()
         for buffer in (*buffers, self.chunks):
@@ -185,32 +185,33 @@ shapes = st.builds(
 )
 
 
-@given(shapes, st.integers(1, 512), st.integers(0, 8000), st.integers(1, 64))
-def test_plan_covers_everything_once(shape, num_tokens, position, compute_units):
+targets = st.builds(AttentionTarget, st.integers(1, 64), st.sampled_from(["cpu", "gpu"]), st.booleans())
+
+
+@given(shapes, st.integers(1, 512), st.integers(0, 8000), targets)
+def test_plan_covers_everything_once(shape, num_tokens, position, target):
     context = position + num_tokens
-    plan = plan_attention(shape, num_tokens=num_tokens, context_tokens=context, compute_units=compute_units)
+    plan = plan_attention(shape, target, num_tokens=num_tokens, context_tokens=context)
     first = 0 if shape.window is None else max(position - shape.window + 1, 0)  # that any token sees
     chunks = -(-context // 256) - first // 256
     assert plan.first_chunk == first // 256
     assert (plan.num_tiles - 1) * plan.tile_tokens < num_tokens <= plan.num_tiles * plan.tile_tokens
-    assert (plan.num_splits - 1) * plan.split_chunks < chunks <= plan.num_splits * plan.split_chunks
+    last = first // 256 + chunks - plan.launches[-1]  # chunks of the last launch
+    if target.chunk_arguments:
+        assert last <= 8
+        assert len(plan.launches) == 1 or plan.num_splits * plan.split_chunks == 8
+    else:
+        assert len(plan.launches) == 1
+        assert (plan.num_splits - 1) * plan.split_chunks < last
+    assert 0 < last <= plan.num_splits * plan.split_chunks
 
 
-@example(SMOLLM2, 1, 1280, 3, 1, 1024)  # four chunks may be split in four, five only in three
-@given(
-    shapes,
-    st.integers(1, 64),
-    st.integers(64, 4000),
-    st.integers(1, 64),
-    st.integers(1, 64),
-    st.integers(1, 4000),
-)
-def test_partials_have_room(shape, tokens_max, context_max, compute_units, num_tokens, context):
+@example(SMOLLM2, 1, 1280, AttentionTarget(3), 1, 1024)  # four chunks in four splits, five only in three
+@given(shapes, st.integers(1, 64), st.integers(64, 4000), targets, st.integers(1, 64), st.integers(1, 4000))
+def test_partials_have_room(shape, tokens_max, context_max, target, num_tokens, context):
     num_tokens = min(num_tokens, tokens_max, context)
     context = min(context, context_max)
-    plan = plan_attention(shape, num_tokens=num_tokens, context_tokens=context, compute_units=compute_units)
-    room = partials_bytes(
-        shape, tokens_max=tokens_max, context_tokens_max=context_max, compute_units=compute_units
-    )
-    if plan.num_splits > 1:
+    plan = plan_attention(shape, target, num_tokens=num_tokens, context_tokens=context)
+    room = partials_bytes(shape, target, tokens_max=tokens_max, context_tokens_max=context_max)
+    if plan.num_splits > 1 or len(plan.launches) > 1:
         assert plan.num_splits * num_tokens * shape.num_heads * (2 + shape.head_dim) * 4 <= room

@@ -105,9 +105,11 @@ class RopeCase:
     MARK = np.float16(77.0)
     HEADS, KV_HEADS, DIM = 6, 2, 40
 
-    def __init__(self, device, shared, style, dims, position, num_tokens, *, biases=False, norms=False):
+    def __init__(
+        self, device, shared, style, dims, position, num_tokens, *, biases=False, norms=False, target=None
+    ):
         rng = np.random.default_rng(position)
-        self.position, self.num_tokens = position, num_tokens
+        self.position, self.num_tokens, self.target = position, num_tokens, target
         self.q_before = rng.normal(0, 1, (num_tokens, self.HEADS, self.DIM)).astype(np.float32)
         self.k_before, self.v_before = (
             rng.normal(0, 1, (num_tokens, self.KV_HEADS, self.DIM)).astype(np.float32) for _ in "kv"
@@ -130,7 +132,7 @@ class RopeCase:
         order = np.arange(self.num_chunks)[::-1].astype(np.uint64)
         table = shared(np.uint64(self.chunks.address) + np.uint64(chunk_bytes) * order)
         self.q, k, v = (shared(x) for x in (self.q_before, self.k_before, self.v_before))
-        RopeKv(
+        rope = RopeKv(
             device,
             AttentionShape(self.HEADS, self.KV_HEADS, self.DIM),
             self.rope,
@@ -138,8 +140,16 @@ class RopeCase:
             step_address=shared(np.array([self.position], np.int32)).address,
             angles_address=angles.address,
             chunk_table_address=table.address,
-        ).enqueue(
-            0, q_address=self.q.address, k_address=k.address, v_address=v.address, num_tokens=self.num_tokens
+            target=self.target,
+        )
+        rope.bind_chunks(table.values)
+        rope.enqueue(
+            0,
+            q_address=self.q.address,
+            k_address=k.address,
+            v_address=v.address,
+            num_tokens=self.num_tokens,
+            position=self.position,
         )
         device.finish()
 

@@ -64,7 +64,7 @@ def test_passes_for_the_caps_and_windows_of_real_models(device):
         ("gemma2-F16", "norm", "vload8(0, y) + (v)", "(v)", "rms_norm, accumulated"),
         ("gemma2-F16", "elementwise", "0.044715f", "0.04f", "gated_mul, gelu_tanh"),
         ("gemma2-F16", "elementwise", "cap - 2.0f * cap", "cap - 1.99f * cap", "soft_cap"),
-        ("gemma2-F16", "embedding", "x[c] *= SCALE", "x[c] *= 2.0f", "embed, F16"),
+        ("gemma2-F16", "embedding", "to[c] *= SCALE", "to[c] *= 2.0f", "embed, F16"),
         ("gemma2-F16", "attention", "capped(loadv(v, score))", "loadv(v, score)", "attention, 1 tokens"),
         ("gemma2-F16", "attention", "(limit) - WINDOW", "(limit) - WINDOW - 1", "attention, 1 tokens"),
         ("gemma3-F16", "rope", "QK_NORM_EPS);", "0.1f);", "rope_kv, q"),
