@@ -3,11 +3,19 @@
 
 #include <errno.h>
 #include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "crc32c.h"
+
+enum {
+    ALIGNMENT_BYTES = 4096, /* the most that a disk asks of memory */
+    BOUNCE_BYTES = 1024 * 1024,
+    PIPE_BYTES = 32 * 1024, /* fits into an empty pipe, so that its writer never waits */
+};
 
 mzd_io_calls mzd_io = {pread, pwrite};
 
@@ -27,16 +35,72 @@ typedef struct {
     size_t alone_until;
 } transfer;
 
+/* Whether direct I/O may have refused the memory, not the file: drivers hand out memory that is not page-aligned,
+ * or map pages of their own, which the kernel does not lend to a disk (EFAULT, though they are there). */
+static bool is_memory_refused(const struct iovec *part, int error)
+{
+    return error == EFAULT || (error == EINVAL && (uintptr_t)part->iov_base % ALIGNMENT_BYTES != 0);
+}
+
+/* Copy as the kernel does, through a pipe: false with EFAULT where memory is missing, which would kill a memcpy. */
+static bool copy_checked(void *to, const void *from, size_t size)
+{
+    int ends[2];
+    size_t done = 0;
+    if (pipe(ends) != 0)
+        return false;
+    while (done < size) {
+        const size_t piece = size - done < PIPE_BYTES ? size - done : PIPE_BYTES;
+        const ssize_t written = write(ends[1], (const uint8_t *)from + done, piece);
+        if (written <= 0 || read(ends[0], (uint8_t *)to + done, (size_t)written) != written)
+            break;
+        done += (size_t)written;
+    }
+    const int error = errno;
+    close(ends[0]);
+    close(ends[1]);
+    errno = error;
+    return done == size;
+}
+
+/* Move a piece by way of memory that suits the disk; -1 with errno set. */
+static ssize_t move_through(void *way, size_t size, bool is_read, int fd, void *memory, off_t offset)
+{
+    if (!is_read && !copy_checked(way, memory, size))
+        return -1;
+    const ssize_t moved = is_read ? mzd_io.read(fd, way, size, offset) : mzd_io.write(fd, way, size, offset);
+    if (is_read && moved > 0 && !copy_checked(memory, way, (size_t)moved))
+        return -1;
+    return moved;
+}
+
+static ssize_t move_by_way(bool is_read, int fd, const struct iovec *part, off_t offset)
+{
+    const size_t size = part->iov_len < BOUNCE_BYTES ? part->iov_len : BOUNCE_BYTES;
+    void *way;
+    if ((errno = posix_memalign(&way, ALIGNMENT_BYTES, size)) != 0)
+        return -1;
+    const ssize_t moved = move_through(way, size, is_read, fd, part->iov_base, offset);
+    const int error = errno;
+    free(way);
+    errno = error;
+    return moved;
+}
+
 static ssize_t read_some(int fd, const struct iovec *parts, size_t count, off_t offset)
 {
-    return count == 1 ? mzd_io.read(fd, parts->iov_base, parts->iov_len, offset)
-                      : preadv(fd, parts, (int)count, offset);
+    if (count > 1)
+        return preadv(fd, parts, (int)count, offset);
+    const ssize_t moved = mzd_io.read(fd, parts->iov_base, parts->iov_len, offset);
+    return moved < 0 && is_memory_refused(parts, errno) ? move_by_way(true, fd, parts, offset) : moved;
 }
 
 static ssize_t write_some(int fd, const struct iovec *parts, size_t count, off_t offset)
 {
-    return count == 1 ? mzd_io.write(fd, parts->iov_base, parts->iov_len, offset)
-                      : pwritev(fd, parts, (int)count, offset);
+    if (count > 1)
+        return pwritev(fd, parts, (int)count, offset);
+    const ssize_t moved = mzd_io.write(fd, parts->iov_base, parts->iov_len, offset);
+    return moved < 0 && is_memory_refused(parts, errno) ? move_by_way(false, fd, parts, offset) : moved;
 }
 
 /* After a short direct read at the end of a file the next offset is unaligned, and some file systems then say

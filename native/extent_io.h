@@ -24,7 +24,7 @@ typedef struct {
 
 /* Read or write extents, each with a result of its own: 0, -errno or MZD_IO_SHORT; one that fails does not stop
  * the next. Neighbours in the array that are neighbours in the file, in either order, go together in one call,
- * wherever they lie in memory. If `crcs` is given, each is continued over its extent's content; unspecified where
+ * wherever they lie in memory; memory that direct I/O refuses is reached by a copy. If `crcs` is given, each is continued over its extent's content; unspecified where
  * the extent failed.
  *
  * Direct I/O of 4 MiB a call over one call an extent, medians of ratios in one run, virtio disk; 96 KiB extents:

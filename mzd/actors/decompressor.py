@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import trio
 
 from mzd.codec import Codec
+from mzd.memory.backend import MemoryBackend
 from mzd.memory.workers import Workers
 from mzd.messages.restore_path import DecodeChunks, RestoreFact, UnitsRestored
 
@@ -19,6 +21,7 @@ class Decompressor:
     Cancelled: the decode in flight ends first, a staging buffer in hand is given back, the output is closed.
     """
 
+    memory: MemoryBackend
     codec: Codec
     chunk_bytes: int
     workers: Workers
@@ -34,7 +37,7 @@ class Decompressor:
     async def _serve(self, batch: DecodeChunks) -> None:
         try:
             start_ns = time.monotonic_ns()
-            await self.workers.run(self.codec.decode_batch, batch.payloads, batch.addresses, self.chunk_bytes)
+            await self.workers.run(self._decode, batch)
             end_ns = time.monotonic_ns()
         finally:
             if batch.staging is not None:
@@ -45,3 +48,9 @@ class Decompressor:
                 batch.restore_id, "decompress", batch.layer, batch.units, size_bytes, start_ns, end_ns
             )
         )
+
+    def _decode(self, batch: DecodeChunks) -> None:
+        """Runs in a thread, without the GIL."""
+        sizes = np.full(len(batch.units), self.chunk_bytes, np.uint64)
+        with self.memory.writing(batch.addresses, sizes) as host:
+            self.codec.decode_batch(batch.payloads, host, self.chunk_bytes)

@@ -11,6 +11,7 @@ import trio
 from mzd import native
 from mzd.errors import MzdError
 from mzd.formats.crc32c import concatenated
+from mzd.memory.backend import Addresses, MemoryBackend
 from mzd.memory.workers import Workers
 from mzd.messages.restore_path import DecodeChunks, ReadUnits, RestoreFact, UnitsFailed, UnitsRestored
 from mzd.policy.units import KvUnit, UnitId
@@ -27,6 +28,7 @@ class StorageReader:
     staging buffer in hand is given back, both outputs are closed.
     """
 
+    memory: MemoryBackend
     workers: Workers
     reads: trio.MemoryReceiveChannel[ReadUnits]
     decodes: trio.MemorySendChannel[DecodeChunks]
@@ -52,7 +54,7 @@ class StorageReader:
     async def _read(self, read: ReadUnits) -> list[MzdError | None]:
         if len(read.units) == 1 and int(read.sizes[0]) > PIECE_BYTES:
             return [await self._read_in_pieces(read)]
-        return await self.workers.run(_read_and_check, read)
+        return await self.workers.run(_read_and_check, self.memory, read)
 
     async def _read_in_pieces(self, read: ReadUnits) -> MzdError | None:
         """One large unit on all threads: the last unit of a restore would else wait for a single one."""
@@ -62,7 +64,7 @@ class StorageReader:
 
         async def read_piece(index: int, start: int) -> None:
             size = min(PIECE_BYTES, total - start)
-            results[index] = await self.workers.run(_read_piece, read, start, size)
+            results[index] = await self.workers.run(_read_piece, self.memory, read, start, size)
 
         async with trio.open_nursery() as nursery:
             for index, start in enumerate(starts):
@@ -113,30 +115,28 @@ class StorageReader:
         )
 
 
-def _read_piece(read: ReadUnits, start: int, size_bytes: int) -> tuple[int, int]:
+def _read_piece(memory: MemoryBackend, read: ReadUnits, start: int, size_bytes: int) -> tuple[int, int]:
     """Read a piece of the only extent: (result code, CRC-32C of the piece). Runs in a thread."""
     crc = np.zeros(1, np.uint32)
-    (code,) = native.read_extents(
-        read.fd,
-        np.array([int(read.offsets[0]) + start], np.uint64),
-        np.array([int(read.addresses[0]) + start], np.uint64),
-        np.array([size_bytes], np.uint64),
-        crc,
-    )
+    offsets = np.array([int(read.offsets[0]) + start], np.uint64)
+    sizes = np.array([size_bytes], np.uint64)
+    with memory.writing(np.array([int(read.addresses[0]) + start], np.uint64), sizes) as host:
+        (code,) = native.read_extents(read.fd, offsets, host, sizes, crc)
     return code, int(crc[0])
 
 
-def _read_and_check(read: ReadUnits) -> list[MzdError | None]:
+def _read_and_check(memory: MemoryBackend, read: ReadUnits) -> list[MzdError | None]:
     """Read all extents and check each one's checksum; runs in a thread, without the GIL."""
-    results = np.asarray(native.read_extents(read.fd, read.offsets, read.addresses, read.sizes))
+    with memory.writing(read.addresses, read.sizes) as host:
+        return _read_into(read, host)
+
+
+def _read_into(read: ReadUnits, host: Addresses) -> list[MzdError | None]:
+    results = np.asarray(native.read_extents(read.fd, read.offsets, host, read.sizes))
     errors: list[MzdError | None] = []
     for i, unit in enumerate(read.units):
         code = int(results[i])
-        crc = (
-            native.crc32c(int(read.addresses[i]), int(read.crc_sizes[i]), int(read.crc_seeds[i]))
-            if code == 0
-            else 0
-        )
+        crc = native.crc32c(int(host[i]), int(read.crc_sizes[i]), int(read.crc_seeds[i])) if code == 0 else 0
         errors.append(_judge(unit, code, crc, int(read.crcs[i])))
     return errors
 

@@ -11,6 +11,7 @@ import trio
 
 from mzd import native
 from mzd.errors import MzdError
+from mzd.memory.backend import MemoryBackend
 from mzd.memory.workers import Workers
 from mzd.messages.evict_path import ChunksWritten, EvictFact, WriteChunks
 
@@ -23,6 +24,7 @@ class StorageWriter:
     is never found again.
     """
 
+    memory: MemoryBackend
     workers: Workers
     writes: trio.MemoryReceiveChannel[WriteChunks]
     facts: trio.MemorySendChannel[EvictFact]
@@ -31,18 +33,17 @@ class StorageWriter:
         """Serve batches until the allocator closes its end."""
         async with self.writes, self.facts:
             async for batch in self.writes:
-                await self.facts.send(await self.workers.run(_checksum_and_write, batch))
+                await self.facts.send(await self.workers.run(_checksum_and_write, self.memory, batch))
 
 
-def _checksum_and_write(batch: WriteChunks) -> ChunksWritten:
+def _checksum_and_write(memory: MemoryBackend, batch: WriteChunks) -> ChunksWritten:
     """Runs in a thread; the checksum is taken from memory, so that a bad write shows at the read."""
-    crcs = [write.checksum(address) for write, address in zip(batch.writes, batch.addresses, strict=True)]
-    results = native.write_extents(
-        batch.writes[0].fd,
-        np.array([write.offset_bytes for write in batch.writes], np.uint64),
-        np.array(batch.addresses, np.uint64),
-        np.array([write.size_bytes for write in batch.writes], np.uint64),
-    )
+    offsets = np.array([write.offset_bytes for write in batch.writes], np.uint64)
+    sizes = np.array([write.size_bytes for write in batch.writes], np.uint64)
+    with memory.reading(np.array(batch.addresses, np.uint64), sizes) as host:
+        addresses = host.tolist()
+        crcs = [write.checksum(address) for write, address in zip(batch.writes, addresses, strict=True)]
+        results = native.write_extents(batch.writes[0].fd, offsets, host, sizes)
     return ChunksWritten(batch.batch_id, tuple(crcs), tuple(_write_error(int(code)) for code in results))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from mzd import native
 from mzd.codec import codec_by_name
 from mzd.daemon.config import Config
+from mzd.daemon.unit_memory import open_unit_memory
 from mzd.daemon.warm_up import warm_up
 from mzd.daemon.wiring import STAGING_SLOT_BYTES, STAGING_SLOTS, UBATCH_TOKENS, Parts
 from mzd.device.engine import Engine
@@ -21,10 +22,9 @@ from mzd.device.opencl import OpenClDevice
 from mzd.device.self_test import self_test
 from mzd.errors import MzdError
 from mzd.formats.model_config import ModelConfig
-from mzd.memory.arena import Arena
+from mzd.memory.backend import MemoryBackend
 from mzd.memory.baseline import Baseline
 from mzd.memory.context_directory import ContextDirectory
-from mzd.memory.huge_pages import has_huge_pages
 from mzd.memory.in_memory_swap import InMemorySwap
 from mzd.memory.pressure_sources import PressureProbes
 from mzd.memory.staging import StagingPool
@@ -88,7 +88,8 @@ async def open_everything(config: Config) -> AsyncIterator[Opened]:
         stack.callback(engine.close)
         contexts = ContextDirectory(state / "contexts")
         stack.callback(contexts.close)
-        parts = _parts(config, store, device, engine, contexts)
+        memory = open_unit_memory(device, stack, huge_pages=config.huge_pages, lock_memory=config.lock_memory)
+        parts = _parts(config, store, memory, engine, contexts)
         await warm_up(parts)
         yield Opened(parts, device, contexts, context_length, os.fstat(store.fd).st_size)
 
@@ -120,7 +121,7 @@ def _context_length(config: Config, model: ModelConfig) -> int:
 
 
 def _parts(
-    config: Config, store: WeightStore, device: OpenClDevice, engine: Engine, contexts: ContextDirectory
+    config: Config, store: WeightStore, memory: MemoryBackend, engine: Engine, contexts: ContextDirectory
 ) -> Parts:
     index = store.index
     codec = codec_by_name(config.codec)
@@ -130,12 +131,7 @@ def _parts(
         engine=engine,
         store=store,
         units=UnitTable([extent.size_bytes for extent in index.layers], index.head.size_bytes, sizes),
-        memory=Arena(
-            device.reserve_svm,
-            device.reservation_bytes_max,
-            huge_pages=config.huge_pages and has_huge_pages(),
-            lock_memory=config.lock_memory,
-        ),
+        memory=memory,
         payloads=InMemorySwap(),
         storage=StorageSwap(contexts, model_id=index.model_id, quota_bytes=quota_bytes),
         staging=StagingPool(max(STAGING_SLOT_BYTES, sizes.compressed_slot_bytes), STAGING_SLOTS),

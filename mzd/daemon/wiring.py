@@ -180,10 +180,18 @@ def _restore_workers(
     chunk_bytes = parts.units.kv_sizes.chunk_bytes
     with reads, to_decodes, decodes, to_facts:
         for _ in range(threads.read):
-            yield StorageReader(workers["read"], reads.clone(), to_decodes.clone(), to_facts.clone()).run
+            yield StorageReader(
+                parts.memory, workers["read"], reads.clone(), to_decodes.clone(), to_facts.clone()
+            ).run
         for _ in range(threads.decompress):
-            group = workers["decompress"]
-            yield Decompressor(parts.codec, chunk_bytes, group, decodes.clone(), to_facts.clone()).run
+            yield Decompressor(
+                parts.memory,
+                parts.codec,
+                chunk_bytes,
+                workers["decompress"],
+                decodes.clone(),
+                to_facts.clone(),
+            ).run
 
 
 def _evict_workers(
@@ -193,6 +201,8 @@ def _evict_workers(
     compressions, writes, to_facts = channels.compressions[1], channels.writes[1], channels.evict_facts[0]
     with compressions, writes, to_facts:
         for _ in range(threads.compress):
-            yield Compressor(parts.codec, workers["compress"], compressions.clone(), to_facts.clone()).run
+            yield Compressor(
+                parts.memory, parts.codec, workers["compress"], compressions.clone(), to_facts.clone()
+            ).run
         for _ in range(threads.write):
-            yield StorageWriter(workers["write"], writes.clone(), to_facts.clone()).run
+            yield StorageWriter(parts.memory, workers["write"], writes.clone(), to_facts.clone()).run

@@ -15,6 +15,7 @@ from mzd.device.libopencl import NO_EVENTS, check, libopencl, opencl_error
 from mzd.device.places import BufferMap
 from mzd.device.svm import SVM_ALIGNMENT_BYTES
 from mzd.errors import MzdError
+from mzd.policy.units import PAGE_BYTES
 
 _READ_WRITE = 1 << 0
 _ALLOC_HOST_PTR = 1 << 4
@@ -51,12 +52,16 @@ class Allocations(Protocol):
         """End what `map` returned: from here on the device sees what the host wrote."""
         ...
 
-    def copy_in(self, address: int, host_address: int, size_bytes: int, *, queue: int | None = None) -> None:
-        """Copy from the host's memory; returns when the device has it, or with `queue` enqueues it there."""
+    def copy_in(
+        self, address: int, host_address: int, size_bytes: int, *, queue: int | None = None, wait: bool = True
+    ) -> None:
+        """Copy from the host's memory, on `queue` if given; with `wait` the device has it on return."""
         ...
 
-    def copy_out(self, address: int, host_address: int, size_bytes: int, *, queue: int | None = None) -> None:
-        """Copy to the host's memory; returns when it is there, or with `queue` enqueues it there."""
+    def copy_out(
+        self, address: int, host_address: int, size_bytes: int, *, queue: int | None = None, wait: bool = True
+    ) -> None:
+        """Copy to the host's memory, on `queue` if given; with `wait` it is there on return."""
         ...
 
 
@@ -88,7 +93,9 @@ class SvmAllocations:
         """See `Allocations.allocate`."""
         flags = _READ_WRITE | (_SVM_FINE_GRAIN if self._fine else 0)
         library = libopencl()
-        address = library.clSVMAlloc(self._context_handle, flags, size_bytes, SVM_ALIGNMENT_BYTES)
+        address = library.clSVMAlloc(self._context_handle, flags, size_bytes, PAGE_BYTES)
+        # Page-aligned, for direct I/O, where the driver grants that.
+        address = address or library.clSVMAlloc(self._context_handle, flags, size_bytes, SVM_ALIGNMENT_BYTES)
         if not address:
             raise _no_room(size_bytes)
         status = library.clEnqueueSVMMemFill(
@@ -126,17 +133,23 @@ class SvmAllocations:
             check(libopencl().clEnqueueSVMUnmap(self._queue, host_address, *NO_EVENTS), "clEnqueueSVMUnmap")
             check(libopencl().clFinish(self._queue), "clFinish")
 
-    def copy_in(self, address: int, host_address: int, size_bytes: int, *, queue: int | None = None) -> None:
+    def copy_in(
+        self, address: int, host_address: int, size_bytes: int, *, queue: int | None = None, wait: bool = True
+    ) -> None:
         """See `Allocations.copy_in`."""
-        self._copy(address, host_address, size_bytes, queue)
+        self._copy(address, host_address, size_bytes, queue, wait)
 
-    def copy_out(self, address: int, host_address: int, size_bytes: int, *, queue: int | None = None) -> None:
+    def copy_out(
+        self, address: int, host_address: int, size_bytes: int, *, queue: int | None = None, wait: bool = True
+    ) -> None:
         """See `Allocations.copy_out`."""
-        self._copy(host_address, address, size_bytes, queue)
+        self._copy(host_address, address, size_bytes, queue, wait)
 
-    def _copy(self, to_address: int, from_address: int, size_bytes: int, queue: int | None) -> None:
+    def _copy(
+        self, to_address: int, from_address: int, size_bytes: int, queue: int | None, wait: bool
+    ) -> None:
         status = libopencl().clEnqueueSVMMemcpy(
-            queue or self._queue, queue is None, to_address, from_address, size_bytes, *NO_EVENTS
+            queue or self._queue, wait, to_address, from_address, size_bytes, *NO_EVENTS
         )
         check(status, "clEnqueueSVMMemcpy")
 
@@ -223,20 +236,26 @@ class BufferAllocations:
         )
         check(libopencl().clFinish(self._queue), "clFinish")
 
-    def copy_in(self, address: int, host_address: int, size_bytes: int, *, queue: int | None = None) -> None:
+    def copy_in(
+        self, address: int, host_address: int, size_bytes: int, *, queue: int | None = None, wait: bool = True
+    ) -> None:
         """See `Allocations.copy_in`."""
-        self._copy("clEnqueueWriteBuffer", address, host_address, size_bytes, queue)
+        self._copy("clEnqueueWriteBuffer", address, host_address, size_bytes, queue, wait)
 
-    def copy_out(self, address: int, host_address: int, size_bytes: int, *, queue: int | None = None) -> None:
+    def copy_out(
+        self, address: int, host_address: int, size_bytes: int, *, queue: int | None = None, wait: bool = True
+    ) -> None:
         """See `Allocations.copy_out`."""
-        self._copy("clEnqueueReadBuffer", address, host_address, size_bytes, queue)
+        self._copy("clEnqueueReadBuffer", address, host_address, size_bytes, queue, wait)
 
-    def _copy(self, call: str, address: int, host_address: int, size_bytes: int, queue: int | None) -> None:
+    def _copy(
+        self, call: str, address: int, host_address: int, size_bytes: int, queue: int | None, wait: bool
+    ) -> None:
         place = self._buffers.locate(address)
         status = getattr(libopencl(), call)(
             queue or self._queue,
             place.handle,
-            queue is None,
+            wait,
             place.offset_bytes,
             size_bytes,
             host_address,

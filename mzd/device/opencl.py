@@ -16,6 +16,7 @@ from mzd.device.allocations import Allocations, BufferAllocations, SvmAllocation
 from mzd.device.buffer_addresses import BufferAddresses, address_program, check_addresses
 from mzd.device.kernel import BoundKernel
 from mzd.device.libopencl import check, libopencl, opencl_error
+from mzd.device.pinned_memory import PinnedMemory
 from mzd.device.places import BufferMap
 from mzd.device.scratch import MirroredScratch, ScratchBuffer, SharedScratch
 from mzd.device.selection import Candidate, KernelClass, MemoryKind, candidates, svm_level
@@ -147,6 +148,14 @@ class OpenClDevice:
         if self.memory_kind == "fine_svm":
             return SharedScratch(self.reserve_svm(size_bytes))
         return MirroredScratch(self.allocations, self._queue_handle, size_bytes)
+
+    def pin_host_memory(self, size_bytes: int) -> PinnedMemory:
+        """Allocate host memory that copies to and from the device run from at full speed.
+
+        Raises:
+            MzdError: ``insufficient_memory``.
+        """
+        return PinnedMemory(self._context.int_ptr, self._copies.int_ptr, size_bytes)
 
     def build(self, source_name: str, **defines: Define) -> Program:
         """Build ``SOURCE_NAME.cl`` with ``-D`` for each of `defines`; the same request gets the same program.

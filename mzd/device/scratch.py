@@ -111,11 +111,13 @@ class MirroredScratch:
 
     def upload(self, offset_bytes: int = 0, size_bytes: int | None = None) -> None:
         """See `ScratchBuffer.upload`. The views may not change until a later kernel has ended."""
-        self._allocations.copy_in(*self._range(offset_bytes, size_bytes), queue=self._queue_handle)
+        place = self._range(offset_bytes, size_bytes)
+        self._allocations.copy_in(*place, queue=self._queue_handle, wait=False)
 
     def download(self, offset_bytes: int = 0, size_bytes: int | None = None) -> None:
         """See `ScratchBuffer.download`."""
-        self._allocations.copy_out(*self._range(offset_bytes, size_bytes), queue=self._queue_handle)
+        place = self._range(offset_bytes, size_bytes)
+        self._allocations.copy_out(*place, queue=self._queue_handle, wait=False)
 
     def free(self) -> None:
         """See `ScratchBuffer.free`."""

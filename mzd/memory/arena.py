@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
 from mzd import native
 from mzd.errors import MzdError
-from mzd.memory.backend import Lease, LeaseError, MemoryStatistics
+from mzd.memory.backend import Addresses, Lease, LeaseError, MemoryStatistics
 from mzd.memory.huge_pages import forbid_huge_pages
 from mzd.memory.range_set import Range, RangeSet
 from mzd.policy.units import HUGE_PAGE_BYTES
@@ -114,6 +115,8 @@ class Arena:
         self._free = RangeSet()
         self._populated = RangeSet()
         self._busy = RangeSet()
+
+    gives_pages_back = True
 
     def reserve_run(self, sizes: Sequence[int]) -> list[Lease]:
         """See `MemoryBackend.reserve_run`: one contiguous range, or several when none is long enough.
@@ -339,19 +342,13 @@ class Arena:
             self._populated.discard(start, end)
         self._give_back(leases)
 
-    def begin_write(self, leases: Sequence[Lease]) -> list[int]:
-        """Fine-grain: the host writes at the units' own addresses."""
-        return [lease.address for lease in leases]
+    def writing(self, addresses: Addresses, sizes: Addresses) -> AbstractContextManager[Addresses]:
+        """Shared memory: the host writes at the units' own addresses; a later kernel sees it."""
+        return nullcontext(addresses)
 
-    def end_write(self, leases: Sequence[Lease]) -> None:
-        """Fine-grain: enqueueing a kernel is all it takes."""
-
-    def begin_read(self, leases: Sequence[Lease]) -> list[int]:
-        """Fine-grain: the host reads at the units' own addresses, after the kernel's event."""
-        return [lease.address for lease in leases]
-
-    def end_read(self, leases: Sequence[Lease]) -> None:
-        """Fine-grain: nothing to give back."""
+    def reading(self, addresses: Addresses, sizes: Addresses) -> AbstractContextManager[Addresses]:
+        """Shared memory: the host reads at the units' own addresses."""
+        return nullcontext(addresses)
 
     def statistics(self) -> MemoryStatistics:
         """See `MemoryBackend.statistics`."""

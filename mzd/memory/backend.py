@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class LeaseError(RuntimeError):
     """A lease was released twice, or belongs to another back end: a broken invariant, never bad luck."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+Addresses: TypeAlias = NDArray[np.uint64]
+
+
+@dataclass(slots=True, eq=False)
 class Lease:
     """Memory of one unit, held by one owner until it is given to `MemoryBackend.release`.
 
@@ -19,7 +26,8 @@ class Lease:
     is refused. The back end knows a lease's state (reserved, populated, released); a lease does not.
 
     Attributes:
-        address: where kernels find the unit. The host may use it too only between `begin_*` and `end_*`.
+        address: where kernels find the unit, and 0 until `populate` where a unit is an allocation of its own.
+            The host gets at it by `writing` and `reading` alone.
         size_bytes: what was asked for, in whole pages.
     """
 
@@ -47,20 +55,25 @@ class MemoryStatistics:
 
 
 class MemoryBackend(Protocol):
-    """Memory that CPU and device share without a copy, in units that can be let go one by one.
+    """Memory of units that can be let go one by one.
 
-    Whatever the device is, three promises hold: a kernel and the host see the same bytes of a unit
-    without anybody copying them (a device with memory of its own stages inside `end_write`); a released
-    unit's bytes leave the resident set before `release` returns; and `reserve_run` makes nothing
-    resident that `populate` could make resident later.
+    Whatever the device is, three promises hold: inside `writing` and `reading` the host gets at a unit's
+    bytes, and after them the device has what was written; a released unit's bytes are free before `release`
+    returns; and `reserve_run` takes no memory that `populate` could take later.
 
-    How back ends differ: an arena hands out ranges of one reservation and all of `begin_*` and `end_*`
-    do nothing. One SVM allocation a unit: `reserve_run` allocates, `populate` touches, `release` frees;
-    if the SVM is coarse, `begin_*` maps and `end_*` unmaps. A cl_mem is mapped likewise, and `begin_*`
-    tells where.
+    `Arena` hands out ranges of one reservation of shared memory, whose pages are this process's own;
+    `MappedUnits` and `StagedUnits` allocate each unit from the device.
 
-    All methods may be called from any thread. They block; `populate` and `release` do so without the GIL.
+    All methods may be called from any thread. They block; all but `reserve_run` do so without the GIL.
+
+    Attributes:
+        gives_pages_back: whether single pages of a populated unit may be released before the unit is.
     """
+
+    @property
+    def gives_pages_back(self) -> bool:
+        """See above."""
+        ...
 
     def reserve_run(self, sizes: Sequence[int]) -> list[Lease]:
         """Reserve one unit per entry of `sizes` (bytes), in this order, side by side where possible.
@@ -92,20 +105,22 @@ class MemoryBackend(Protocol):
         """
         ...
 
-    def begin_write(self, leases: Sequence[Lease]) -> list[int]:
-        """Let the host write: return each lease's host address, valid until `end_write`."""
+    def writing(self, addresses: Addresses, sizes: Addresses) -> AbstractContextManager[Addresses]:
+        """Let the host write ranges inside units, all of each; inside the context, where to.
+
+        Args:
+            addresses, sizes: (n,) uint64. An address that is in no unit is the host's own memory and stays
+                as it is.
+
+        When the context ends the device sees what was written.
+
+        Raises:
+            MzdError: the device failed.
+        """
         ...
 
-    def end_write(self, leases: Sequence[Lease]) -> None:
-        """Let the device read what the host has written."""
-        ...
-
-    def begin_read(self, leases: Sequence[Lease]) -> list[int]:
-        """Let the host read what the device has written: host addresses, valid until `end_read`."""
-        ...
-
-    def end_read(self, leases: Sequence[Lease]) -> None:
-        """The host reads no more."""
+    def reading(self, addresses: Addresses, sizes: Addresses) -> AbstractContextManager[Addresses]:
+        """Let the host read ranges inside units that no kernel is writing; likewise."""
         ...
 
     def statistics(self) -> MemoryStatistics:

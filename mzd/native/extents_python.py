@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +34,7 @@ def _transfer(call: _Transfer, fd: int, offset: int, memory: memoryview) -> int:
     done = 0
     while done < len(memory):
         try:
-            count = call(fd, [memory[done : done + _PIECE_BYTES]], offset + done)
+            count = _move(call, fd, memory[done : done + _PIECE_BYTES], offset + done)
         except OSError as error:
             # Some file systems refuse the unaligned offset that follows a short direct read at the end.
             is_short = error.errno == errno.EINVAL and done > 0 and _is_at_end(fd, offset + done)
@@ -42,6 +43,22 @@ def _transfer(call: _Transfer, fd: int, offset: int, memory: memoryview) -> int:
             return EXTENT_SHORT
         done += count
     return 0
+
+
+def _move(call: _Transfer, fd: int, piece: memoryview, offset: int) -> int:
+    """One call, and by way of aligned memory where direct I/O refuses the piece's address."""
+    try:
+        return call(fd, [piece], offset)
+    except OSError as error:
+        is_aligned = np.frombuffer(piece, np.uint8).ctypes.data % mmap.PAGESIZE == 0
+        if error.errno != errno.EINVAL or is_aligned:
+            raise
+    with mmap.mmap(-1, len(piece)) as way, memoryview(way) as aligned:
+        aligned[:] = piece  # for a read too: what it leaves alone stays
+        count = call(fd, [aligned], offset)
+        if call is not os.pwritev:
+            piece[:count] = aligned[:count]
+        return count
 
 
 def _checksums(

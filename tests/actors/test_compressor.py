@@ -12,7 +12,7 @@ from mzd.actors.compressor import Compressor
 from mzd.codec import codec_by_name
 from mzd.memory.workers import Workers
 from mzd.messages.evict_path import CompressChunks
-from tests.actors.edges import InlineWorkers, addresses_of, is_closed
+from tests.actors.edges import HostMemory, InlineWorkers, addresses_of, is_closed
 
 CHUNK_BYTES = 4 * native.PAGE_BYTES
 
@@ -33,7 +33,7 @@ async def test_encoded_chunks_leave_memory_and_refused_ones_stay(nursery):
     payloads = np.zeros((3, codec.payload_bytes(CHUNK_BYTES)), np.uint8)
     to_chunks, batches = trio.open_memory_channel(1)
     facts, received = trio.open_memory_channel(1)
-    nursery.start_soon(Compressor(codec, Workers("compress", 1), batches, facts).run)
+    nursery.start_soon(Compressor(HostMemory(), codec, Workers("compress", 1), batches, facts).run)
     await to_chunks.send(CompressChunks(4, addresses_of(*chunks), addresses_of(*payloads), CHUNK_BYTES))
     fact = await received.receive()
     assert (fact.batch_id, fact.encoded) == (4, (True, False, True))
@@ -63,7 +63,7 @@ async def test_cancelled_the_batch_in_flight_ends_first(autojump_clock):
     one = np.zeros(1, np.uint64)
     await to_chunks.send(CompressChunks(0, one, one, CHUNK_BYTES))
     with trio.move_on_after(0.5):
-        await Compressor(codec, InlineWorkers(delay_s=1.0), batches, facts).run()
+        await Compressor(HostMemory(), codec, InlineWorkers(delay_s=1.0), batches, facts).run()
     assert codec.done == 1
     assert is_closed(received)
     assert is_closed(to_chunks)

@@ -12,7 +12,7 @@ from mzd.memory.staging import StagingPool
 from mzd.memory.workers import Workers
 from mzd.messages.restore_path import DecodeChunks
 from mzd.policy.units import PAGE_BYTES, KvUnit
-from tests.actors.edges import InlineWorkers, addresses_of, is_closed
+from tests.actors.edges import HostMemory, InlineWorkers, addresses_of, is_closed
 
 CHUNK_BYTES = 4096
 
@@ -23,7 +23,7 @@ class Decoding:
     def __init__(self, codec, workers):
         self.to_decodes, decodes = trio.open_memory_channel(4)
         facts, self.facts = trio.open_memory_channel(0)
-        self.actor = Decompressor(codec, CHUNK_BYTES, workers, decodes, facts)
+        self.actor = Decompressor(HostMemory(), codec, CHUNK_BYTES, workers, decodes, facts)
 
 
 def batch_of(payloads, chunks, staging=None):

@@ -15,7 +15,7 @@ from mzd.memory.staging import StagingPool
 from mzd.memory.workers import Workers
 from mzd.messages.restore_path import DecodeChunks, ReadUnits, UnitsFailed, UnitsRestored
 from mzd.policy.units import HeadUnit, KvUnit, WeightUnit
-from tests.actors.edges import InlineWorkers, addresses_of, is_closed
+from tests.actors.edges import HostMemory, InlineWorkers, addresses_of, is_closed
 
 PAGE = native.PAGE_BYTES
 
@@ -31,7 +31,7 @@ class Reader:
         self.to_reads, reads = trio.open_memory_channel(8)
         decodes, self.decodes = trio.open_memory_channel(8)
         facts, self.facts = trio.open_memory_channel(8)
-        self.actor = StorageReader(workers or Workers("read", 1), reads, decodes, facts)
+        self.actor = StorageReader(HostMemory(), workers or Workers("read", 1), reads, decodes, facts)
 
     def read(self, into, units, pages, *, crc_errors=(), **more):
         """A message that reads `pages` into the arrays `into`."""

@@ -16,7 +16,7 @@ from mzd.memory.swap_file import NewChunk
 from mzd.memory.workers import Workers
 from mzd.messages.evict_path import WriteChunks
 from mzd.policy.units import KvUnit
-from tests.actors.edges import InlineWorkers, is_closed
+from tests.actors.edges import HostMemory, InlineWorkers, is_closed
 
 CHUNK_BYTES = 2 * native.PAGE_BYTES
 
@@ -51,7 +51,7 @@ async def written(swap, batch):
     facts, received = trio.open_memory_channel(1)
     await to_writes.send(batch)
     to_writes.close()
-    await StorageWriter(Workers("write", 1), writes, facts).run()
+    await StorageWriter(HostMemory(), Workers("write", 1), writes, facts).run()
     fact = received.receive_nowait()
     assert is_closed(received)
     return fact
@@ -95,6 +95,6 @@ async def test_cancelled_the_write_in_flight_ends_first(swap, autojump_clock, mo
     facts, received = trio.open_memory_channel(1)
     await to_writes.send(batch_of(swap, aligned_rows(1)))
     with trio.move_on_after(0.5):
-        await StorageWriter(InlineWorkers(delay_s=1.0), writes, facts).run()
+        await StorageWriter(HostMemory(), InlineWorkers(delay_s=1.0), writes, facts).run()
     assert done == [1]
     assert is_closed(received)

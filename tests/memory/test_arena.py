@@ -5,6 +5,7 @@ import errno
 import threading
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -96,10 +97,10 @@ def are_contiguous(leases):
 def test_the_arena_is_a_memory_backend(reserve):
     backend: MemoryBackend = Arena(reserve, 8 * MIB, huge_pages=HAS_HUGE_PAGES)
     leases = backend.reserve_run([PAGE, PAGE])
-    addresses = [lease.address for lease in leases]
-    assert backend.begin_write(leases) == backend.begin_read(leases) == addresses
-    backend.end_write(leases)
-    backend.end_read(leases)
+    addresses = np.array([lease.address for lease in leases], np.uint64)
+    sizes = np.full(2, PAGE, np.uint64)
+    with backend.writing(addresses, sizes) as to_write, backend.reading(addresses, sizes) as to_read:
+        assert to_write.tolist() == to_read.tolist() == addresses.tolist()
     backend.release(leases)
 
 

@@ -203,3 +203,24 @@ def test_a_read_only_result_array_is_refused(backend, file):
     crcs.flags.writeable = False
     with pytest.raises((ValueError, BufferError)):
         backend.read_extents(file, u64(0), u64(mmap.PAGESIZE), u64(0), crcs)
+
+
+def test_direct_io_reaches_memory_that_is_not_page_aligned(backend, tmp_path):
+    """Drivers hand out such memory; the kernel then refuses the address, not the file."""
+    content = random_bytes(8 * 4096, seed=3)
+    path = tmp_path / "file"
+    path.write_bytes(content.tobytes())
+    fd = os.open(path, os.O_RDWR | os.O_DIRECT)
+    area = np.zeros(10 * 4096, np.uint8)
+    address = -(-area.ctypes.data // 4096) * 4096 + 128
+    start = address - area.ctypes.data
+    try:
+        crcs = np.zeros(1, np.uint32)
+        assert list(backend.read_extents(fd, u64(0), u64(address), u64(8 * 4096), crcs)) == [0]
+        assert np.array_equal(area[start : start + 8 * 4096], content)
+        assert crcs[0] == backend.crc32c_buffer(content, 0)
+        area[start : start + 4096] = 7
+        assert list(backend.write_extents(fd, u64(4096), u64(address), u64(4096))) == [0]
+    finally:
+        os.close(fd)
+    assert path.read_bytes()[4096:8192] == b"\7" * 4096

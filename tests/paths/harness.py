@@ -23,9 +23,11 @@ import trio
 from mzd.daemon import assembly, main, wiring
 from mzd.daemon.config import Config, PressureConfig, ThreadsConfig
 from mzd.daemon.status import StatusReporter
+from mzd.daemon.unit_memory import open_unit_memory
 from mzd.device.engine import Engine
 from mzd.device.opencl import OpenClDevice
 from mzd.memory.arena import Arena
+from mzd.memory.backend import MemoryBackend
 from mzd.memory.context_directory import ContextDirectory
 from mzd.memory.process_memory import read_process_memory
 from mzd.memory.workers import Workers
@@ -47,7 +49,7 @@ RESERVATION_BYTES = 32 << 20
 BLOCKED_S = 5.0
 """An operation that takes longer is stuck: every one of them takes milliseconds here."""
 
-MakeArena = Callable[[Callable[[int], Any]], Arena]
+MakeMemory = Callable[[Callable[[int], Any]], MemoryBackend]
 MakeWorkers = Callable[[ThreadsConfig], dict[str, Workers]]
 
 
@@ -188,7 +190,7 @@ async def open_daemon(
     state: Path,
     config: Config = CONFIG,
     *,
-    memory: MakeArena | None = None,
+    memory: MakeMemory | None = None,
     workers: MakeWorkers | None = None,
     available_bytes: Callable[[], int | None] | None = None,
     **changes: Any,
@@ -197,7 +199,7 @@ async def open_daemon(
 
     Args:
         state: the state directory; give the same one again for a restart.
-        memory: makes the arena from the device's `reserve_svm`.
+        memory: makes the memory of units from the device's `reserve_svm`; by default what suits the device.
         workers: makes the threads.
         available_bytes: what the system says it has left; by default nobody tells.
         changes: to `config`.
@@ -253,7 +255,8 @@ def _open_parts(
     stack.callback(engine.close)
     contexts = ContextDirectory(state / "contexts")
     stack.callback(contexts.close)
-    parts = assembly._parts(config, store, device, engine, contexts)
+    memory = open_unit_memory(device, stack, huge_pages=config.huge_pages, lock_memory=config.lock_memory)
+    parts = assembly._parts(config, store, memory, engine, contexts)
     return assembly.Opened(parts, device, contexts, store.index.config.context_length, 0)
 
 
