@@ -18,6 +18,7 @@ from mzd.device.kernel import BoundKernel
 from mzd.device.libopencl import check, libopencl, opencl_error
 from mzd.device.pinned_memory import PinnedMemory
 from mzd.device.places import BufferMap
+from mzd.device.pointer_lists import NOT_NEEDED, SHORT, PointerLists, measure_pointer_lists
 from mzd.device.scratch import MirroredScratch, ScratchBuffer, SharedScratch
 from mzd.device.selection import Candidate, KernelClass, MemoryKind, candidates, svm_level
 from mzd.device.svm import SvmReservation
@@ -67,6 +68,7 @@ class OpenClDevice:
         reservation_bytes_max: the longest piece of shared memory to reserve at once.
         float_lanes: floats of the vectors that suit the device, 8 or 16.
         allocations: memory of `memory_kind`, an allocation a unit.
+        pointer_lists: whether the driver is told of allocations behind pointers in memory.
 
     Raises:
         MzdError: ``device_lost``: the device cannot hold units in that kind of memory.
@@ -94,8 +96,10 @@ class OpenClDevice:
         self._reservations: dict[int, SvmReservation] = {}
         self._unit_pointers: Sequence[int] = ()
         self._svm_pointers: NDArray[np.uint64] = np.empty(0, np.uint64)
+        self._pointers_changed = False
         self._buffers = BufferMap() if self.memory_kind in ("staged", "buffers") else None
         self.allocations: Allocations = self._open_allocations()
+        self.pointer_lists = self._decide_pointer_lists()
         self._waiter = EventWaiter(self.name)
 
     @classmethod
@@ -136,7 +140,7 @@ class OpenClDevice:
         """
         reservation = SvmReservation(self._context.int_ptr, size_bytes, self._forget)
         self._reservations[reservation.address] = reservation
-        self._list_pointers()
+        self._pointers_changed = True
         return reservation
 
     def allocate_scratch(self, size_bytes: int) -> ScratchBuffer:
@@ -178,8 +182,7 @@ class OpenClDevice:
             follows_pointers: the kernel reads or writes through addresses that it finds in memory, so the
                 driver has to be told the allocations behind them.
         """
-        listed = follows_pointers and self._buffers is None
-        pointers = (lambda: self._svm_pointers) if listed else None
+        pointers = self._list_pointers if follows_pointers and self.pointer_lists.used else None
         return BoundKernel(program.create_kernel(name), self._queue_handle, pointers, buffers=self._buffers)
 
     def flush(self) -> None:
@@ -239,7 +242,7 @@ class OpenClDevice:
         handles = self._context.int_ptr, self._copies.int_ptr
         if self._buffers is None:
             fine = self.memory_kind == "fine_svm"
-            return SvmAllocations(*handles, fine=fine, changed=self._list_units)
+            return SvmAllocations(*handles, fine=fine, changed=self._note_units)
         if self.memory_kind == "buffers":
             return BufferAllocations(*handles, self._buffers, None)
         program = address_program(self._context, kernel_source("addresses"))
@@ -247,17 +250,30 @@ class OpenClDevice:
         ask = BufferAddresses(self._context, program, self._copies.int_ptr)
         return BufferAllocations(*handles, self._buffers, ask)
 
-    def _list_units(self, pointers: Sequence[int]) -> None:
+    def _decide_pointer_lists(self) -> PointerLists:
+        if self._buffers is not None:
+            return NOT_NEEDED
+        if self.owns_host_pages:
+            return SHORT
+        program = self.build("addresses")
+        return measure_pointer_lists(
+            self.allocations, self._queue_handle, lambda: program.create_kernel("gather")
+        )
+
+    def _note_units(self, pointers: Sequence[int]) -> None:
         self._unit_pointers = pointers
-        self._list_pointers()
+        self._pointers_changed = True
 
     def _forget(self, reservation: SvmReservation) -> None:
         del self._reservations[reservation.address]
-        self._list_pointers()
+        self._pointers_changed = True
 
-    def _list_pointers(self) -> None:
-        # A new array each time: kernels notice the change by its identity.
-        self._svm_pointers = np.array(sorted((*self._reservations, *self._unit_pointers)), np.uint64)
+    def _list_pointers(self) -> NDArray[np.uint64]:
+        """All shared allocations, in a new array after each change: kernels notice that by its identity."""
+        if self._pointers_changed:
+            self._pointers_changed = False  # first: another thread may change it again meanwhile
+            self._svm_pointers = np.array(sorted((*self._reservations, *self._unit_pointers)), np.uint64)
+        return self._svm_pointers
 
 
 def prepare_environment(cache_dir: Path | None) -> None:
