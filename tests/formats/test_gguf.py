@@ -135,14 +135,14 @@ class TestRightFiles:
 
 class TestOtherFiles:
     @pytest.mark.parametrize("size", range(65))
-    def test_files_of_every_small_size(self, size):
+    def test_case_109_files_of_every_small_size(self, size):
         refusal(b"GGUF"[:size])
         refusal(tiny_llama().to_bytes()[:size])
         refusal(bytes(size))
         refusal((b"GGUF" + b"\xff" * 60)[:size])
         refusal((b"GGUF\x03\0\0\0" + b"\xff" * 60)[:size])
 
-    def test_what_the_file_looks_like(self):
+    def test_case_120_what_the_file_looks_like(self):
         wheel = io.BytesIO()
         with zipfile.ZipFile(wheel, "w") as archive:
             archive.writestr("a", "b")
@@ -156,6 +156,12 @@ class TestOtherFiles:
         assert "an empty file" in refusal(b"")
         assert "unfinished download" in refusal(bytes(4096))
         assert "other kind" in refusal(b"\x7fELF" + bytes(60))
+
+    def test_case_124_a_refusal_has_path_size_and_first_bytes(self):
+        assert refusal(b"\x7fELF\x02\x01\x01").startswith("/models/bad.gguf")
+        assert "7 bytes" in refusal(b"\x7fELF\x02\x01\x01")
+        assert "7f 45 4c 46 02 01 01" in refusal(b"\x7fELF\x02\x01\x01")
+        assert "none" in refusal(b"")
 
     @pytest.mark.parametrize("number", [0, 4, 17])
     def test_unknown_versions_are_told(self, number):
@@ -172,7 +178,7 @@ class TestOtherFiles:
 
 class TestHostileHeaders:
     @pytest.mark.parametrize("count", [100, 1000, 2**31, 2**63, 2**64 - 1])
-    def test_counts_are_bounded_by_the_file(self, count):
+    def test_case_111_counts_are_bounded_by_the_file(self, count):
         refusal(Gguf(num_tensors=count).to_bytes())
         refusal(Gguf(num_pairs=count).to_bytes())
         for type in (U8, U32, U64, F32, STRING):
@@ -188,7 +194,7 @@ class TestHostileHeaders:
             file.to_bytes()
         )
 
-    def test_a_small_file_costs_little(self):
+    def test_case_111_a_small_file_costs_little(self):
         """160 bytes that announce gigabytes."""
         files = [
             Gguf({"a": (ARRAY, Array(type, (), count=count))}).to_bytes().ljust(160, b"\0")
@@ -232,13 +238,13 @@ class TestHostileHeaders:
             parse_gguf(lambda o, s: head[o : o + s].ljust(s, b"\0"), 2**40, name="x")
 
     @pytest.mark.parametrize(("position", "num_dims"), [(p, n) for n in range(1, 5) for p in range(n)])
-    def test_dimension_zero_names_the_tensor(self, position, num_dims):
+    def test_case_112_dimension_zero_names_the_tensor(self, position, num_dims):
         dims = tuple(0 if i == position else 32 for i in range(num_dims))
         file = Gguf({}, (Tensor("bad.weight", dims, offset=0),))
         assert "'bad.weight' has a dimension of zero" in refusal(file.header() + bytes(4096))
 
     @pytest.mark.parametrize("num_dims", [0, 5, 1_000_000, 2**32 - 1])
-    def test_numbers_of_dimensions_are_bounded(self, num_dims):
+    def test_case_114_numbers_of_dimensions_are_bounded(self, num_dims):
         table = string("bad.weight") + struct.pack("<I", num_dims) + bytes(64)
         data = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + table
         message = refusal(data)
@@ -246,18 +252,18 @@ class TestHostileHeaders:
         assert "'bad.weight'" in message
 
     @pytest.mark.parametrize("dims", [(2**32, 2**32), (2**63, 2), (32, 2**64 - 1, 2**64 - 1, 2**64 - 1)])
-    def test_products_that_wrap_64_bits_are_past_the_end(self, dims):
+    def test_case_114_products_that_wrap_64_bits_are_past_the_end(self, dims):
         file = Gguf({}, (Tensor("wrap", dims, offset=0),))
         assert "'wrap'" in refusal(file.header() + bytes(64))
 
-    def test_tensors_past_the_end_name_the_tensor_and_say_incomplete(self):
+    def test_case_117_tensors_past_the_end_are_named_and_incomplete(self):
         data = tiny_llama().to_bytes()
         message = refusal(data[:-128])
         assert "'output_norm.weight'" in message
         assert "incomplete" in message
         refusal(Gguf({}, (Tensor("far", (8,), offset=2**63),)).header() + bytes(64))
 
-    def test_overlapping_tensors_are_refused_by_name(self):
+    def test_case_117_overlapping_tensors_are_refused_by_name(self):
         file = Gguf({}, (Tensor("a", (16,), offset=0), Tensor("b", (16,), offset=32)))
         assert "'a' and 'b' overlap" in refusal(file.header() + bytes(4096))
 

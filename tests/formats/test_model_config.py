@@ -134,7 +134,7 @@ class TestRope:
 
 class TestUnsupported:
     @pytest.mark.parametrize("architecture", ["qwen3moe", "qwen2moe", "mamba", "gemma3n", "llama4"])
-    def test_architectures_by_name_and_never_as_damage(self, architecture):
+    def test_case_121_architectures_by_name_and_never_as_damage(self, architecture):
         message = refusal(
             tiny_llama().with_metadata(general__architecture=(STRING, architecture)),
             "unsupported_architecture",
@@ -228,9 +228,16 @@ class TestInvalid:
                 config_of(Gguf(metadata, tiny_llama().tensors))
             assert key in caught.value.message or "rms_eps" in caught.value.message
 
-    def test_a_file_without_tensors_or_metadata(self):
+    def test_case_118_a_file_without_tensors_or_metadata(self):
         assert "general.architecture" in refusal(Gguf(), "invalid_model")
         assert "token_embd.weight" in refusal(Gguf(tiny_llama().metadata), "invalid_model")
+
+    @pytest.mark.parametrize("count", [None, (U32, 0)])
+    def test_case_118_a_model_without_layers(self, count):
+        """Whether or not there are tensors of layers; nothing is divided by their number."""
+        for layers in (0, 1):
+            file = tiny_llama(layers=layers).with_metadata(llama__block_count=count)
+            assert "llama.block_count" in refusal(file, "invalid_model")
 
     @pytest.mark.parametrize("value", [(U32, 1), (ARRAY, Array(STRING, ("llama",)))])
     def test_an_architecture_that_is_no_name(self, value):

@@ -68,7 +68,7 @@ def test_helpers_are_those_of_transformers():
     assert re.fullmatch(r'\[{"role": "user", "content": "<é>\'"}\]\d{4}True', shown)
 
 
-def test_a_template_that_wants_content_in_parts_gets_it():
+def test_case_141_a_template_that_wants_content_in_parts_gets_it():
     source = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
     assert template(source).render(user("hello")) == "hello"
 
@@ -91,7 +91,7 @@ def test_ordinary_messages_give_the_tokens_of_their_text(small_models, name):
         assert ids == tokenizer.encode(case["text"], parse_special=True)
 
 
-def test_content_makes_no_control_token(smollm2, smollm2_template):
+def test_case_132_content_makes_no_control_token(smollm2, smollm2_template):
     ids = smollm2_template.encode_chat(smollm2, user("You help.", "system") + user(HOSTILE))
     assert control_ids(smollm2, ids) == [IM_START, IM_END, IM_START, IM_END, IM_START]
     assert HOSTILE in smollm2.decode(ids)
@@ -174,7 +174,7 @@ def test_content_cannot_take_the_place_of_the_templates_end(smollm2):
 
 
 @pytest.mark.parametrize("prefix", ["{{ bos_token }}", ""])
-def test_a_chat_has_one_bos(small_models, prefix):
+def test_case_129_a_chat_has_one_bos(small_models, prefix):
     tokenizer = Tokenizer.from_metadata(small_models["llama"]["metadata"])
     chat = template(prefix + "{{ messages[0].content }}", bos_token="<|begin_of_text|>")
     assert chat.encode_chat(tokenizer, user("Hi")) == [0, 44, 77]
@@ -232,7 +232,7 @@ def test_a_conversation_that_the_template_refuses_is_the_clients_fault(small_mod
 
 
 @pytest.mark.parametrize("source", [None, ""])
-def test_a_file_without_a_template_says_so(smollm2, source):
+def test_case_139_a_file_without_a_template_says_so(smollm2, source):
     with pytest.raises(MzdError, match=r"tokenizer\.chat_template") as caught:
         ChatTemplate.from_metadata({"tokenizer.chat_template": source}, smollm2)
     assert caught.value.code == "no_chat_template"
@@ -275,7 +275,7 @@ def test_a_template_cannot_run_or_grow_without_end(source):
     assert caught.value.code == "invalid_template"
 
 
-def test_a_template_that_shows_no_content_is_warned_about(caplog):
+def test_case_141_a_template_that_shows_no_content_is_warned_about(caplog):
     template("{{ messages[0].no.such }}")
     template("nothing")
     assert [record.message.split(": ")[0] for record in caplog.records] == [

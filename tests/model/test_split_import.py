@@ -52,7 +52,7 @@ class TestImport:
         assert (index.layers, index.head) == (whole.layers, whole.head)  # checksums too
         assert (index.config, index.tokenizer) == (whole.config, whole.tokenizer)
 
-    def test_any_part_gives_the_same_bytes(self, parts, tmp_path):
+    def test_case_123_any_part_gives_the_same_bytes(self, parts, tmp_path):
         stores = []
         for path in parts:
             import_gguf(path, tmp_path / "store")
@@ -70,7 +70,7 @@ class TestImport:
         assert told == sorted(told)
 
     @pytest.mark.parametrize("missing", [0, 1, -1])
-    def test_a_missing_part_is_named(self, parts, tmp_path, missing):
+    def test_case_123_a_missing_part_is_named(self, parts, tmp_path, missing):
         gone = parts.pop(missing)
         gone.unlink()
         for path in parts:
@@ -79,7 +79,7 @@ class TestImport:
             )
         assert str(gone) in refusal(gone, tmp_path / "w", "not_found")
 
-    def test_parts_that_were_renamed_to_each_other(self, parts, tmp_path):
+    def test_case_123_parts_that_were_renamed_to_each_other(self, parts, tmp_path):
         second, third = parts[1].read_bytes(), parts[2].read_bytes()
         parts[1].write_bytes(third)
         parts[2].write_bytes(second)

@@ -34,7 +34,7 @@ places = st.lists(st.integers(0, 100), max_size=8)
 @given(near_utf8 | st.binary(), places)
 @example(b"\xe2\x82(", [1, 2])
 @example(b"\xf0\x9f\x98", [1])
-def test_any_split_gives_the_text_of_all_bytes(data, places):
+def test_case_135_any_split_gives_the_text_of_all_bytes(data, places):
     pieces = cut(data, places)
     stream = TextStream(Pieces(pieces))
     texts = [stream.push(token) for token in range(len(pieces))]
@@ -119,7 +119,7 @@ def test_just_what_may_become_a_stop_is_held_back(stops, text):
         assert shown + held == text[:end]
 
 
-def test_a_stop_across_tokens_is_found_and_not_leaked():
+def test_case_136_a_stop_across_tokens_is_found_and_not_leaked():
     search = StopStrings(["beta gamma"])
     assert search.push("alpha be") == ("alpha ", False)
     assert search.push("ta ga") == ("", False)

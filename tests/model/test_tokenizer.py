@@ -58,7 +58,7 @@ def test_each_numeric_character_stands_alone(smollm2):
     assert smollm2.encode(" ½", parse_special=False) == [216, 16738]
 
 
-def test_text_from_users_holds_no_control_token(smollm2):
+def test_case_132_text_from_users_holds_no_control_token(smollm2):
     names = "".join(smollm2.special_ids)
     ids = smollm2.encode(names, parse_special=False)
     assert not any(map(smollm2.is_control, ids))
@@ -118,7 +118,7 @@ def test_end_tokens_are_those_named_and_those_well_known(smollm2, small_models):
     assert Tokenizer.from_metadata(tiny_metadata(eos_token_id=3, eot_token_id=5)).end_tokens == {3, 5, 258}
 
 
-def test_a_raw_prompt_begins_with_one_bos(caplog):
+def test_case_129_a_raw_prompt_begins_with_one_bos(caplog):
     tokenizer = Tokenizer.from_metadata(TINY)
     assert tokenizer.encode_prompt("ab") == [257, 256]
     assert not caplog.records
@@ -127,7 +127,7 @@ def test_a_raw_prompt_begins_with_one_bos(caplog):
     assert "begins with the BOS token already" in caplog.text
 
 
-def test_no_bos_is_invented():
+def test_case_130_no_bos_is_invented():
     assert Tokenizer.from_metadata(tiny_metadata(bos_token_id=None)).encode_prompt("ab") == [256]
     assert Tokenizer.from_metadata(tiny_metadata(add_bos_token=False)).encode_prompt("ab") == [256]
     assert Tokenizer.from_metadata(tiny_metadata(add_bos_token=None)).encode_prompt("ab") == [256]
@@ -195,7 +195,7 @@ def test_long_prose_is_encoded_in_segments_to_the_same_tokens(smollm2, monkeypat
 
 
 @pytest.mark.parametrize("character", ["A", " ", "\n", "😀"])
-def test_ten_million_of_one_character_are_refused_by_size(smollm2, character):
+def test_case_133_ten_million_of_one_character_are_refused_by_size(smollm2, character):
     with pytest.raises(MzdError, match="no word boundary") as caught:
         smollm2.encode(character * 10_000_000, parse_special=True)
     assert caught.value.code == "invalid_params"
