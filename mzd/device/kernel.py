@@ -10,6 +10,7 @@ import numpy as np
 import pyopencl as cl
 from numpy.typing import NDArray
 
+from mzd.device.launch_log import LaunchLog
 from mzd.device.libopencl import EXEC_INFO_SVM_PTRS, check, libopencl
 from mzd.device.places import BufferMap
 
@@ -26,6 +27,7 @@ class BoundKernel:
             given to the driver again only when it is another object.
         buffers: where the device's memory is buffers, which of them an address lies in; None for SVM. The
             kernel was then built to take offsets, see places.cl.
+        launches: where launches leave their events while it records; None on a queue that keeps no times.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class BoundKernel:
         svm_pointers: Callable[[], NDArray[np.uint64]] | None = None,
         *,
         buffers: BufferMap | None = None,
+        launches: LaunchLog | None = None,
     ) -> None:
         self._kernel = kernel  # owns the handle
         self._handle: int = kernel.int_ptr
@@ -42,6 +45,7 @@ class BoundKernel:
         self._svm_pointers = svm_pointers
         self._known_pointers: NDArray[np.uint64] | None = None
         self._buffers = buffers
+        self._launches = launches
         self._last_place = kernel.num_args - 1
         self._values: dict[int, tuple[object, object]] = {}
         library = libopencl()
@@ -86,6 +90,7 @@ class BoundKernel:
         """
         if self._svm_pointers is not None:
             self._declare_pointers(self._svm_pointers())
+        event = None if self._launches is None else self._launches.next_event()
         status = self._enqueue(
             self._queue_handle,
             self._handle,
@@ -95,7 +100,7 @@ class BoundKernel:
             None if local_size is None else _size_array(local_size),
             0,
             None,
-            None,
+            None if event is None else ctypes.byref(event),
         )
         check(status, "clEnqueueNDRangeKernel")
 

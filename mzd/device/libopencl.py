@@ -54,6 +54,9 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
             c_void_p,  # the launch's own event
         ],
     ),
+    "clReleaseEvent": (c_int32, [c_void_p]),
+    # Event, moment, size of the result, the result, its size.
+    "clGetEventProfilingInfo": (c_int32, [c_void_p, c_uint32, c_size_t, c_void_p, c_void_p]),
     "clFlush": (c_int32, [c_void_p]),
     "clFinish": (c_int32, [c_void_p]),
     "clCreateBuffer": (c_void_p, [c_void_p, c_uint64, c_size_t, c_void_p, POINTER(c_int32)]),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mzd.device.allocations import Allocations, BufferAllocations, SvmAllocations
 from mzd.device.buffer_addresses import BufferAddresses, address_program, check_addresses
 from mzd.device.kernel import BoundKernel
+from mzd.device.launch_log import LaunchLog
 from mzd.device.libopencl import check, libopencl, opencl_error
 from mzd.device.pinned_memory import PinnedMemory
 from mzd.device.places import BufferMap
@@ -68,13 +69,14 @@ class OpenClDevice:
         reservation_bytes_max: the longest piece of shared memory to reserve at once.
         float_lanes: floats of the vectors that suit the device, 8 or 16.
         allocations: memory of `memory_kind`, an allocation a unit.
+        launches: the device's own times of launches, where it was opened to keep them.
         pointer_lists: whether the driver is told of allocations behind pointers in memory.
 
     Raises:
         MzdError: ``device_lost``: the device cannot hold units in that kind of memory.
     """
 
-    def __init__(self, candidate: Candidate, *, cache_dir: Path | None) -> None:
+    def __init__(self, candidate: Candidate, *, cache_dir: Path | None, keeps_times: bool = False) -> None:
         device = candidate.device
         self.name: str = candidate.name
         self.driver: str = f"{device.platform.name.strip()} {device.driver_version.strip()}"
@@ -89,7 +91,8 @@ class OpenClDevice:
         self._cache_dir = None if cache_dir is None else str(cache_dir)
         self.reservation_bytes_max = int(min(device.max_mem_alloc_size, RESERVATION_BYTES))
         self._context = cl.Context([device])
-        self._queue = cl.CommandQueue(self._context, device)
+        self.launches = LaunchLog() if keeps_times else None
+        self._queue = _open_queue(self._context, device, keeps_times=keeps_times)
         self._queue_handle: int = self._queue.int_ptr
         self._copies = cl.CommandQueue(self._context, device)
         self._programs: dict[tuple[str, str], Program] = {}
@@ -110,11 +113,13 @@ class OpenClDevice:
         memory_kind: MemoryKind | None = None,
         kernel_class: KernelClass | None = None,
         cache_dir: Path | None = None,
+        keeps_times: bool = False,
     ) -> OpenClDevice:
         """Open the device whose name contains `name` (case ignored), or without a name the best one.
 
         With `memory_kind` or `kernel_class` that is used instead of what suits the device. With `cache_dir`,
-        built kernels are kept below it (PoCL too reads that only once a process).
+        built kernels are kept below it (PoCL too reads that only once a process). With `keeps_times` the
+        device notes when launches begin and end, which costs each of them a little.
 
         Raises:
             MzdError: ``device_lost``: no driver, no such device, or none with that memory.
@@ -123,7 +128,7 @@ class OpenClDevice:
         failure: MzdError | None = None
         for candidate in candidates(name, memory_kind, kernel_class):
             try:
-                return cls(candidate, cache_dir=cache_dir)
+                return cls(candidate, cache_dir=cache_dir, keeps_times=keeps_times)
             except MzdError as error:
                 log.warning(
                     "%s is not used with the memory %s: %s", candidate.name, candidate.memory_kind, error
@@ -183,7 +188,13 @@ class OpenClDevice:
                 driver has to be told the allocations behind them.
         """
         pointers = self._list_pointers if follows_pointers and self.pointer_lists.used else None
-        return BoundKernel(program.create_kernel(name), self._queue_handle, pointers, buffers=self._buffers)
+        return BoundKernel(
+            program.create_kernel(name),
+            self._queue_handle,
+            pointers,
+            buffers=self._buffers,
+            launches=self.launches,
+        )
 
     def flush(self) -> None:
         """Hand everything enqueued so far to the device."""
@@ -274,6 +285,13 @@ class OpenClDevice:
             self._pointers_changed = False  # first: another thread may change it again meanwhile
             self._svm_pointers = np.array(sorted((*self._reservations, *self._unit_pointers)), np.uint64)
         return self._svm_pointers
+
+
+def _open_queue(context: cl.Context, device: cl.Device, *, keeps_times: bool) -> cl.CommandQueue:
+    """Open the kernels' queue."""
+    if not keeps_times:
+        return cl.CommandQueue(context, device)
+    return cl.CommandQueue(context, device, properties=cl.command_queue_properties.PROFILING_ENABLE)
 
 
 def prepare_environment(cache_dir: Path | None) -> None:
