@@ -10,7 +10,12 @@ from itertools import islice
 from typing import Any, Final
 
 from mzd.errors import MzdError
-from mzd.model.template_sandbox import SandboxedTemplate, TemplateRefusal, failing_line
+from mzd.model.template_sandbox import (
+    SandboxedTemplate,
+    TemplateRefusal,
+    failing_line,
+    spread_template,
+)
 from mzd.model.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -33,14 +38,15 @@ class ChatTemplate:
         eos_token: the same for `eos_token`.
 
     Raises:
-        MzdError: `invalid_template`: the source is no Jinja; `data["line"]` says where.
+        MzdError: `invalid_template`: the source is no Jinja; `data["line"]` and `data["column"]` say where.
     """
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
         self._source = source
         self._constants = {"bos_token": bos_token, "eos_token": eos_token, "tools": None, "documents": None}
+        self._spread = spread_template(source)
         try:
-            self._template = SandboxedTemplate(source)
+            self._template = SandboxedTemplate(self._spread)
         except Exception as error:  # RecursionError and OverflowError too: the source decides what goes wrong
             raise self._invalid(error) from error
         self._wants_parts = self._probe_content()
@@ -69,7 +75,7 @@ class ChatTemplate:
 
         Raises:
             MzdError: `invalid_params`: a message is malformed, or the template refuses the conversation;
-                `invalid_template`: the template fails, `data["line"]` says where.
+                `invalid_template`: the template fails, `data["line"]` and `data["column"]` say where.
         """
         check_messages(messages)
         return self._render(messages, datetime.now(), add_generation_prompt)
@@ -123,10 +129,12 @@ class ChatTemplate:
             raise self._invalid(error) from error
 
     def _invalid(self, error: Exception) -> MzdError:
-        line = failing_line(error)
-        place = "" if line is None else f", line {line}"
+        spread_line = failing_line(error)
+        line, column = (None, None) if spread_line is None else self._spread.place(spread_line)
+        place = "" if line is None else f", line {line}, column {column}"
         reason = str(error) or type(error).__name__
-        return MzdError("invalid_template", f"the model's chat template{place}: {reason}", line=line)
+        message = f"the model's chat template{place}: {reason}"
+        return MzdError("invalid_template", message, line=line, column=column)
 
     def _probe_content(self) -> bool:
         """Whether the template shows content only as a list of parts. One that shows none fails when used."""

@@ -15,6 +15,8 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from mzd.model.template_places import SpreadTemplate
+
 LOOP_STEPS_MAX: Final = 1 << 20
 """Steps of all loops of one rendering: 15 for each message of the longest conversation that a frame holds."""
 
@@ -42,9 +44,9 @@ class SandboxedTemplate:
         Exception: whatever Jinja finds wrong with the source; `failing_line` says where.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: SpreadTemplate) -> None:
         environment = _Environment()
-        code = environment.compile_counted(source)
+        code = environment.compile_counted(source.text)
         self._template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
 
     def render(self, variables: Mapping[str, Any], *, now: datetime) -> str:
@@ -63,8 +65,13 @@ class SandboxedTemplate:
         return "".join(parts)
 
 
+def spread_template(source: str) -> SpreadTemplate:
+    """`source` as `SandboxedTemplate` takes it; never fails."""
+    return SpreadTemplate(source, _Environment().lexer)
+
+
 def failing_line(error: BaseException) -> int | None:
-    """The template's line, from 1, in which `error` arose, if Jinja knows it. It never knows the column."""
+    """The line of `SpreadTemplate.text`, from 1, in which `error` arose, if Jinja knows it."""
     if isinstance(error, jinja2.TemplateSyntaxError):
         return error.lineno
     line, traceback = None, error.__traceback__

@@ -239,21 +239,30 @@ def test_case_139_a_file_without_a_template_says_so(smollm2, source):
 
 
 @pytest.mark.parametrize(
-    ("source", "line", "reason"),
+    ("source", "place", "reason"),
     [
-        ("\n{% if %}", 2, "Expected an expression"),
-        ("a\nb\n{{ messages[0].no.such }}", 3, "no attribute 'no'"),
-        ("\n{{ 1 / 0 }}", 2, "division by zero"),
-        ("{{ " + "(" * 1000, None, "recursion"),
-        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", 1, "recursion"),
-        ("{{ messages.append(1) }}", 1, "unsafe"),
-        ("{{ ''.__class__.__mro__ }}", 1, "unsafe"),
+        ("\n{% if %}", (2, 7), "Expected an expression"),
+        ("{{ 1 }}{% for a in %}", (1, 20), "Expected an expression"),
+        ("a{% endif %}", (1, 5), "unknown tag 'endif'"),
+        ("a {% if x %}b", (1, 11), "Unexpected end"),
+        ("a\r\nb {{ x }} {{ 1 $ 2 }}", (2, 16), "unexpected char"),
+        ("a\nb\n{{ messages[0].no.such }}", (3, 18), "no attribute 'no'"),
+        ("{{ 1 }}{{ 'a' }} {{ messages[0].no.such }}", (1, 35), "no attribute 'no'"),
+        ("\n{{ 1 / 0 }}", (2, 4), "division by zero"),
+        ("{% for m in messages %}{{ m.content }}{{ m.x.y }}{% endfor %}", (1, 45), "no attribute 'x'"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", (1, 20), "recursion"),
+        ("{{ messages.append(1) }}", (1, 19), "unsafe"),
+        ("{{ ''.__class__.__mro__ }}", (1, 16), "unsafe"),
+        ("{{ " + "(" * 1000, (None, None), "recursion"),
     ],
 )
-def test_a_broken_template_is_told_with_its_line(source, line, reason):
+def test_a_broken_template_is_told_with_its_place(source, place, reason):
     with pytest.raises(MzdError, match=reason) as caught:
         template(source).render(user("Hi"))
-    assert (caught.value.code, caught.value.data["line"]) == ("invalid_template", line)
+    assert caught.value.code == "invalid_template"
+    assert (caught.value.data["line"], caught.value.data["column"]) == place
+    if place[0]:
+        assert f"line {place[0]}, column {place[1]}:" in caught.value.message
 
 
 @pytest.mark.parametrize(
