@@ -1,7 +1,7 @@
 """Each model file by itself: tokens and chats as its makers' code has them, and what users cannot do to it.
 
-The expected values are of transformers; where llama.cpp differs, `expected.json` says so, and we follow
-transformers, by whose tokens the models were trained.
+The expected values are of transformers, and llama.cpp agrees with all of them. Where the two differ for a real
+model, `test_tokenizer.py` and `test_sentence_pieces.py` say which one is followed, and why.
 """
 
 import pytest

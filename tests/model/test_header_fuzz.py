@@ -1,6 +1,6 @@
 """Case 115: mutated headers by the thousand go as far as an import reads them before it writes anything.
 
-MZD_FUZZ_EXAMPLES sets how many; 100,000 take two minutes:
+MZD_FUZZ_EXAMPLES sets how many; 100,000 take three minutes:
 
     MZD_FUZZ_EXAMPLES=100000 .venv/bin/python -m pytest tests/model/test_header_fuzz.py
 """
