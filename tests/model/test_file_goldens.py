@@ -1,6 +1,6 @@
 """Each model file by itself: tokens and chats as its makers' code has them, and what users cannot do to it.
 
-The expected values are of transformers, and llama.cpp agrees with all of them. Where the two differ for a real
+The expected values are of transformers, and llama.cpp agrees with all of them. Where they differ for a real
 model, `test_tokenizer.py` and `test_sentence_pieces.py` say which one is followed, and why.
 """
 
