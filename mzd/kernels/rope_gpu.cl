@@ -30,12 +30,13 @@ static inline void load_head(global const float* from, global const float* bias,
     }
 }
 
-// RMS norm of the head; a lane changes only what it has loaded.
-static inline void normalise(global const float* weight, local float* x, local float* scratch) {
+// RMS norm of the head, unless `skip`; a lane changes only what it has loaded.
+static inline void normalise(global const float* weight, local float* x, local float* scratch, bool skip) {
 #ifdef QK_NORM_EPS
     float squares = 0.0f;
     for (int d = get_local_id(0); d < HEAD_DIM; d += GROUP_LANES) squares = fma(x[d], x[d], squares);
     const float scale = 1.0f / sqrt(group_sum(scratch, squares) / HEAD_DIM + QK_NORM_EPS);
+    if (skip) return;
     for (int d = get_local_id(0); d < HEAD_DIM; d += GROUP_LANES) x[d] *= scale * weight[d];
 #endif
 }
@@ -60,6 +61,8 @@ static inline void store_halves(local const float* x, global half* to, int strid
 // As rope_kv of rope.cl, except that k and v stay as they are.
 //
 // One work-group a head of q, k or v, in this order, and token (global size: heads * GROUP_LANES, tokens).
+// Every barrier stands outside of branches, which q, k and v share: PoCL 3.1 computes nonsense where each has
+// its own, although a whole work-group takes the same one.
 COOPERATIVE kernel void rope_kv(global const int* step, global const float* angles, global float* q,
                                 global const float* k, global const float* v, global void* chunks,
                                 global const float* q_bias, global const float* k_bias,
@@ -71,33 +74,26 @@ COOPERATIVE kernel void rope_kv(global const int* step, global const float* angl
     local float scratch[GROUP_LANES];
     const int token = first_token + get_group_id(1);
     const int position = step[0] + token, t = position % CHUNK_TOKENS;
-    int head = get_group_id(0);
+    const int group = get_group_id(0);
+    const bool is_q = group < NUM_HEADS, is_v = group >= NUM_HEADS + NUM_KV_HEADS;
+    const int head = is_q ? group : (group - NUM_HEADS) % NUM_KV_HEADS;
     angles += (size_t)token * ROPE_DIMS;
+    q += ((size_t)token * NUM_HEADS + head) * HEAD_DIM;
 
-    if (head < NUM_HEADS) {
-        q += ((size_t)token * NUM_HEADS + head) * HEAD_DIM;
-        load_head(q, q_bias + head * HEAD_DIM, x);
-        normalise(q_norm, x, scratch);
-        LOCAL_BARRIER;
-        rotate(angles, x);
-        LOCAL_BARRIER;
+    global const float* from = is_q ? q : (is_v ? v : k) + ((size_t)token * NUM_KV_HEADS + head) * HEAD_DIM;
+    load_head(from, (is_q ? q_bias : is_v ? v_bias : k_bias) + head * HEAD_DIM, x);
+    normalise(is_q ? q_norm : k_norm, x, scratch, is_v);
+    LOCAL_BARRIER;
+    if (!is_v) rotate(angles, x);
+    LOCAL_BARRIER;
+    if (is_q) {
         for (int d = get_local_id(0); d < HEAD_DIM; d += GROUP_LANES) q[d] = x[d];
         return;
     }
-    head -= NUM_HEADS;
-    global half* chunk = chunk_of(chunks, position);
-    if (head < NUM_KV_HEADS) {
-        load_head(k + ((size_t)token * NUM_KV_HEADS + head) * HEAD_DIM, k_bias + head * HEAD_DIM, x);
-        normalise(k_norm, x, scratch);
-        LOCAL_BARRIER;
-        rotate(angles, x);
-        LOCAL_BARRIER;
-        const size_t row = (size_t)head * CHUNK_TOKENS * HEAD_DIM;
-        store_halves(x, chunk + row + t / BLOCK_TOKENS * BLOCK_TOKENS * HEAD_DIM + t % BLOCK_TOKENS, BLOCK_TOKENS);
-    } else {
-        head -= NUM_KV_HEADS;
-        load_head(v + ((size_t)token * NUM_KV_HEADS + head) * HEAD_DIM, v_bias + head * HEAD_DIM, x);
-        const size_t row = (size_t)head * CHUNK_TOKENS * HEAD_DIM;
-        store_halves(x, chunk + K_CHUNK_ELEMENTS + row + t, CHUNK_TOKENS);
-    }
+    global half* row = chunk_of(chunks, position) + (size_t)head * CHUNK_TOKENS * HEAD_DIM;
+    const int block = t / BLOCK_TOKENS * BLOCK_TOKENS;
+    if (is_v)
+        store_halves(x, row + K_CHUNK_ELEMENTS + t, CHUNK_TOKENS);
+    else
+        store_halves(x, row + block * HEAD_DIM + t % BLOCK_TOKENS, BLOCK_TOKENS);
 }
