@@ -7,11 +7,16 @@ from types import SimpleNamespace
 import pyopencl as cl
 import pytest
 
+import mzd.device.opencl
 from mzd.daemon import device_choice
 from mzd.daemon.config import Config
 from mzd.daemon.device_choice import choose_device, ways_to_compute
+from mzd.device.opencl import OpenClDevice
 from mzd.device.selection import Candidate
+from mzd.device.self_test import self_test
 from mzd.errors import MzdError
+from tests.device.test_self_test import FIXTURES, broken
+from tests.reference.model import pack_units, read_model
 
 
 class FakeDevice:
@@ -122,3 +127,21 @@ def test_ways_follow_the_configuration():
     assert len({way.memory_kind for way in ways_to_compute(Config())}) > 1
     with pytest.raises(MzdError, match=r'is called.*change or leave out device = "none"'):
         ways_to_compute(Config(device="none"))
+
+
+def test_a_kernel_that_is_wrong_in_one_kind_of_memory(monkeypatch):
+    """A real device, whose first way to compute has a wrong kernel planted; the second is tried for real."""
+    index = pack_units(read_model(FIXTURES / "llama-Q4_1.gguf"))[0]
+    wrong_source = broken("elementwise", "1.0f + e", "1.001f + e")
+    right_source = mzd.device.opencl.kernel_source
+
+    def open_device(candidate):
+        planted = candidate.memory_kind == ways[0].memory_kind
+        monkeypatch.setattr(mzd.device.opencl, "kernel_source", wrong_source if planted else right_source)
+        return OpenClDevice(candidate, cache_dir=None)
+
+    ways = ways_to_compute(Config())
+    chosen = choose_device(Config(), open_device, lambda device: self_test(device, index, activations="f32"))
+    assert chosen.device.memory_kind == ways[1].memory_kind
+    assert [refusal.kernel for refusal in chosen.refusals] == ["gated_mul, silu"]
+    chosen.device.close()
