@@ -7,6 +7,7 @@
 extern PyMethodDef mzd_codec_methods[];
 extern PyMethodDef mzd_io_methods[];
 extern PyMethodDef mzd_page_methods[];
+extern PyMethodDef mzd_launch_methods[];
 
 /* Results for a caller to compare with, as module attributes. */
 enum {

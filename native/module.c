@@ -30,7 +30,8 @@ static int execute(PyObject *module)
     mzd_crc32c_variants(); /* builds tables, before any thread reads them */
     if (PyModule_AddFunctions(module, mzd_codec_methods) != 0 ||
         PyModule_AddFunctions(module, mzd_io_methods) != 0 ||
-        PyModule_AddFunctions(module, mzd_page_methods) != 0)
+        PyModule_AddFunctions(module, mzd_page_methods) != 0 ||
+        PyModule_AddFunctions(module, mzd_launch_methods) != 0)
         return -1;
     return add_constants(module);
 }
@@ -40,7 +41,7 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "mzd._native",
-    .m_doc = "KV codec, extent I/O, checksums and page work in C, all without the GIL.",
+    .m_doc = "KV codec, extent I/O, checksums, page work and kernel launches in C, all without the GIL.",
     .m_slots = slots,
 };
 

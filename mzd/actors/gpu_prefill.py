@@ -155,6 +155,10 @@ class GpuPrefill:
 
     async def _enqueue_layers(self, step: RunStep, ahead: deque[_Enqueued]) -> None:
         whole = len(step.tokens) <= SHORT_STEP_TOKENS and not step.trace
+        if whole and all(map(self._bind_layer, range(self.engine.num_layers))):
+            _refuse_abandoned(step)
+            self.engine.enqueue_layers()
+            return
         for layer in range(self.engine.num_layers):
             await self._wait_ready(step, partial(self._bind_layer, layer))
             begun_ns = time.monotonic_ns()
@@ -180,13 +184,11 @@ class GpuPrefill:
     async def _wait_ready(self, step: RunStep, bind: Callable[[], bool]) -> None:
         """Wait until `bind` finds its unit ready; ends early when nobody wants the step any more."""
         while not bind():
-            if step.ticket.abandoned:
-                raise MzdError("cancelled", "the request was cancelled")
+            _refuse_abandoned(step)
             if self._ready.restore_id == step.restore_id and self._ready.failure is not None:
                 raise self._ready.failure
             await self._ready.changed.wait()
-        if step.ticket.abandoned:
-            raise MzdError("cancelled", "the request was cancelled")
+        _refuse_abandoned(step)
 
     def _bind_layer(self, layer: int) -> bool:
         if layer in self._bound_layers:
@@ -203,6 +205,11 @@ class GpuPrefill:
             self.engine.bind_head(self._ready.head.address)
             self._head_bound = True
         return self._head_bound
+
+
+def _refuse_abandoned(step: RunStep) -> None:
+    if step.ticket.abandoned:
+        raise MzdError("cancelled", "the request was cancelled")
 
 
 def _ended() -> MzdError:

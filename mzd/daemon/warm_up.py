@@ -46,7 +46,6 @@ def _bind(parts: Parts, leases: list[Lease]) -> None:
 
 async def _run_step(parts: Parts, num_tokens: int) -> None:
     parts.engine.begin(np.zeros(num_tokens, np.int32), 0)
-    for layer in range(parts.engine.num_layers):
-        parts.engine.enqueue_layer(layer)
+    parts.engine.enqueue_layers()
     parts.engine.enqueue_head("last")
     await parts.engine.wait(parts.engine.mark())

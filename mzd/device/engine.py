@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from mzd.device.head_graph import HeadGraph
 from mzd.device.layer_graph import LayerGraph
 from mzd.device.matmul import Activations
 from mzd.device.opencl import OpenClDevice
+from mzd.device.replay import Replay
 from mzd.device.rope import RopeAngles
 from mzd.device.step_buffers import StepBuffers, StepLimits, attention_shape, attention_shapes
 from mzd.errors import MzdError
@@ -27,7 +29,8 @@ _CHANNELS_MULTIPLE = 8
 
 
 class Engine:
-    """Computes steps: `begin`, then every layer in order, then perhaps the head, then `mark` and `wait`.
+    """Computes steps: `begin`, then every layer in order (one by one as they become resident, or all at
+    once), then perhaps the head, then `mark` and `wait`.
 
     Nothing between `begin` and `wait` blocks. Only one step runs at a time, because its numbers (position,
     tokens, tables) lie in memory that its kernels read.
@@ -74,6 +77,7 @@ class Engine:
         self._shape_numbers = [
             self._shapes.index(attention_shape(index.config, layer)) for layer in index.config.layers
         ]
+        self._row = Replay(device.kernel_queue)
         self._head = HeadGraph(device, index.config, index.head, self._buffers, activations)
         self._num_chunks = [0] * len(self._layers)
         self._plans: list[AttentionPlan] = []  # one for each shape while a step runs, else none
@@ -108,6 +112,7 @@ class Engine:
             raise RuntimeError(f"layer {layer} bound again while a step uses it")
         if len(chunk_addresses) > self._limits.chunks:
             raise ValueError(f"{len(chunk_addresses)} chunks, at most {self._limits.chunks}")
+        self._row.forget()
         self._layers[layer].bind(weights_address, chunk_addresses)
         self._num_chunks[layer] = len(chunk_addresses)
         self._buffers.chunk_tables[layer, : len(chunk_addresses)] = chunk_addresses
@@ -124,6 +129,7 @@ class Engine:
             RuntimeError: a step is running.
         """
         self._check_idle()
+        self._row.forget()
         for layer in self._layers:
             layer.unbind()
         self._head.unbind()
@@ -171,14 +177,25 @@ class Engine:
         """
         if not self._plans or layer != self._next_layer:
             raise RuntimeError(f"layer {layer} enqueued, expected {self._next_layer} of a running step")
-        needed = -(-self._context_tokens // CHUNK_TOKENS)
-        if self._num_chunks[layer] < needed:
-            raise RuntimeError(f"layer {layer} has {self._num_chunks[layer]} chunks bound, needs {needed}")
-        if layer in self._stale_tables:
-            self._buffers.upload_chunk_table(layer)
-            self._stale_tables.discard(layer)
+        self._prepare_layer(layer)
         self._layers[layer].enqueue(self._plans[self._shape_numbers[layer]])
         self._next_layer += 1
+
+    def enqueue_layers(self) -> None:
+        """Enqueue every layer of the step that has just begun, as `enqueue_layer` does.
+
+        A step like the one before costs the host a tenth of what single layers do.
+
+        Raises:
+            RuntimeError: no step has begun, it has layers already, or a layer's weights or chunks are not
+                bound.
+        """
+        if not self._plans or self._next_layer:
+            raise RuntimeError(f"layers enqueued at once, {self._next_layer} of them again or without a step")
+        for layer in range(len(self._layers)):
+            self._prepare_layer(layer)
+        self._row.run(self._row_key(), self._enqueue_each_layer)
+        self._next_layer = len(self._layers)
 
     def enqueue_head(self, rows: LogitRows) -> None:
         """Enqueue the logits of the step's last token, or of all its tokens.
@@ -244,6 +261,25 @@ class Engine:
         ]
         self._buffers.step[:] = [plan.step() for plan in plans]
         return plans
+
+    def _prepare_layer(self, layer: int) -> None:
+        """Check that the step's chunks are bound, and give the device their table if it is new."""
+        needed = -(-self._context_tokens // CHUNK_TOKENS)
+        if self._num_chunks[layer] < needed:
+            raise RuntimeError(f"layer {layer} has {self._num_chunks[layer]} chunks bound, needs {needed}")
+        if layer in self._stale_tables:
+            self._buffers.upload_chunk_table(layer)
+            self._stale_tables.discard(layer)
+
+    def _row_key(self) -> list[AttentionPlan]:
+        """What the layers' launches go by, beside what is bound: the position if chunks are arguments."""
+        if self._target.chunk_arguments:
+            return self._plans
+        return [replace(plan, position=0) for plan in self._plans]
+
+    def _enqueue_each_layer(self) -> None:
+        for layer, shape_number in zip(self._layers, self._shape_numbers, strict=True):
+            layer.enqueue(self._plans[shape_number])
 
     def _check_idle(self) -> None:
         if self._plans:

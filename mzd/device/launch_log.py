@@ -35,6 +35,11 @@ class LaunchLog:
             for event in events:
                 libopencl().clReleaseEvent(event)
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether launches have to leave their events."""
+        return self._events is not None
+
     def next_event(self) -> ctypes.c_void_p | None:
         """Where a launch leaves its event; None: it need not."""
         if self._events is None:

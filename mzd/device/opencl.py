@@ -16,6 +16,7 @@ from mzd.device.allocations import Allocations, BufferAllocations, SvmAllocation
 from mzd.device.buffer_addresses import BufferAddresses, address_program, check_addresses
 from mzd.device.kernel import BoundKernel
 from mzd.device.launch_log import LaunchLog
+from mzd.device.launch_queue import LaunchQueue
 from mzd.device.libopencl import check, libopencl, opencl_error
 from mzd.device.pinned_memory import PinnedMemory
 from mzd.device.places import BufferMap
@@ -70,6 +71,7 @@ class OpenClDevice:
         float_lanes: floats of the vectors that suit the device, 8 or 16.
         allocations: memory of `memory_kind`, an allocation a unit.
         launches: the device's own times of launches, where it was opened to keep them.
+        kernel_queue: where kernels are enqueued.
         pointer_lists: whether the driver is told of allocations behind pointers in memory.
 
     Raises:
@@ -101,6 +103,7 @@ class OpenClDevice:
         self._svm_pointers: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._pointers_changed = False
         self._buffers = BufferMap() if self.memory_kind in ("staged", "buffers") else None
+        self.kernel_queue = LaunchQueue(self._queue_handle, self._buffers, self.launches)
         self.allocations: Allocations = self._open_allocations()
         self.pointer_lists = self._decide_pointer_lists()
         self._waiter = EventWaiter(self.name)
@@ -188,13 +191,7 @@ class OpenClDevice:
                 driver has to be told the allocations behind them.
         """
         pointers = self._list_pointers if follows_pointers and self.pointer_lists.used else None
-        return BoundKernel(
-            program.create_kernel(name),
-            self._queue_handle,
-            pointers,
-            buffers=self._buffers,
-            launches=self.launches,
-        )
+        return BoundKernel(program.create_kernel(name), self.kernel_queue, pointers)
 
     def flush(self) -> None:
         """Hand everything enqueued so far to the device."""

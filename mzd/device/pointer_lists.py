@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mzd.device.allocations import Allocations
 from mzd.device.kernel import BoundKernel
+from mzd.device.launch_queue import LaunchQueue
 from mzd.device.libopencl import check, libopencl
 from mzd.errors import MzdError
 
@@ -157,7 +158,8 @@ class _Trial:
 
     def _gather(self, *, listed: bool) -> BoundKernel:
         pointers = np.array(sorted((*self._units, self._table, self._found)), np.uint64)
-        gather = BoundKernel(self._make_gather(), self._queue_handle, (lambda: pointers) if listed else None)
+        queue = LaunchQueue(self._queue_handle)
+        gather = BoundKernel(self._make_gather(), queue, (lambda: pointers) if listed else None)
         gather.set_address(0, self._table)
         gather.set_address(1, self._found)
         gather.set_int(2, NUM_POINTERS)

@@ -12,6 +12,7 @@ integers, batches are contiguous one-dimensional arrays of unsigned integers (`a
 `resident_bytes`                          what of a range is in memory
 `fill`, `copy`                            bytes
 `trim_heap`, `set_mmap_threshold`         the C library's heap; False where it has no such call
+`enqueue_launches`                        OpenCL kernels, their arguments set, in one call
 ========================================  ==========================================================
 """
 
@@ -30,6 +31,7 @@ __all__ = [
     "crc32c",
     "crc32c_buffer",
     "crc32c_variants",
+    "enqueue_launches",
     "fill",
     "int8_decode_batch",
     "int8_encode_batch",
@@ -65,6 +67,7 @@ try:
         crc32c,
         crc32c_buffer,
         crc32c_variants,
+        enqueue_launches,
         fill,
         int8_decode_batch,
         int8_encode_batch,
@@ -97,6 +100,7 @@ except ImportError as missing:
         int8_payload_bytes,
         int8_variants,
     )
+    from mzd.native.launches_ctypes import enqueue_launches
     from mzd.native.pages_ctypes import (
         PAGE_BYTES,
         copy,

@@ -50,6 +50,11 @@ class FakeEngine:
         self.log.append((layer, self.bound[layer]))
         self._busy_until_s = max(self._busy_until_s, trio.current_time()) + LAYER_S
 
+    def enqueue_layers(self):
+        for layer in range(LAYERS):
+            self.enqueue_layer(layer)
+        self.log.append("at once")
+
     def enqueue_head(self, rows):
         self.log.append((rows, self.bound["head"]))
 
@@ -119,6 +124,30 @@ async def test_a_step_over_ready_units(autojump_clock, gpu):
     assert gpu.engine.log[-1] == ("last", 199)
     assert done.logits.shape == (1, 3)
     assert done.start_ns <= done.end_ns
+
+
+@pytest.mark.parametrize(
+    ("count", "ready", "at_once"), [(1, 6, True), (8, 6, True), (9, 6, False), (1, 5, False)]
+)
+async def test_a_short_step_over_ready_units_is_enqueued_at_once(autojump_clock, gpu, count, ready, at_once):
+    await gpu.ready(1, range(ready))
+    reply = await gpu.step(count=count)
+    await trio.sleep(1)
+    await gpu.ready(1, range(ready, LAYERS))
+    await reply.get()
+    assert gpu.layers == [(layer, 100 + layer) for layer in range(LAYERS)]
+    assert ("at once" in gpu.engine.log) == at_once
+
+
+async def test_an_abandoned_short_step_enqueues_nothing(autojump_clock, gpu):
+    await gpu.ready(1, range(LAYERS))
+    ticket = StepTicket()
+    ticket.abandoned = True
+    reply = await gpu.step(count=1, ticket=ticket)
+    with pytest.raises(MzdError, match="cancelled"):
+        await reply.get()
+    assert gpu.layers == []
+    assert not gpu.engine.running
 
 
 @given(order=st.permutations(range(LAYERS)), random=st.random_module())

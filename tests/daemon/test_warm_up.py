@@ -36,9 +36,10 @@ class RecordingEngine:
             raise ZeroDivisionError
         self.steps.append([len(tokens)])
 
-    def enqueue_layer(self, layer):
-        assert layer in self.bound
-        self.steps[-1].append(layer)
+    def enqueue_layers(self):
+        for layer in range(LAYERS):
+            assert layer in self.bound
+            self.steps[-1].append(layer)
 
     def enqueue_head(self, rows):
         self.steps[-1].append(rows)

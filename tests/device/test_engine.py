@@ -118,6 +118,8 @@ async def test_nothing_runs_over_units_that_are_not_bound(small):
     engine.bind_layer(0, small.layer_addresses[0], small.chunk_addresses[0][:1])
     with pytest.raises(RuntimeError, match="layer 0 has 1 chunks bound, needs 2"):
         engine.enqueue_layer(0)
+    with pytest.raises(RuntimeError, match="layer 0 has 1 chunks bound, needs 2"):
+        engine.enqueue_layers()
     small.bind(head=False)
     for layer in range(engine.num_layers):
         engine.enqueue_layer(layer)
@@ -136,6 +138,8 @@ async def test_one_step_at_a_time_in_order(small):
     with pytest.raises(RuntimeError, match="layer 1 enqueued, expected 0"):
         engine.enqueue_layer(1)
     engine.enqueue_layer(0)
+    with pytest.raises(RuntimeError, match="layers enqueued at once, 1 of them again"):
+        engine.enqueue_layers()
     with pytest.raises(RuntimeError, match="layer 0 bound again while a step uses it"):
         engine.bind_layer(0, small.layer_addresses[0], small.chunk_addresses[0])
     with pytest.raises(RuntimeError, match="head enqueued after 1 of"):

@@ -4,6 +4,7 @@ import pytest
 
 from mzd.device.elementwise import GatedMul
 from mzd.device.opencl import OpenClDevice
+from mzd.device.replay import Replay
 
 
 @pytest.fixture
@@ -37,6 +38,15 @@ def test_each_recorded_launch_has_a_duration(timed_device, launch):
     assert len(durations_ns) == 2
     assert all(duration_ns > 0 for duration_ns in durations_ns)
     assert timed_device.launches.durations_ns() == []
+
+
+def test_replayed_launches_leave_their_events_too(timed_device, launch):
+    row = Replay(timed_device.kernel_queue)
+    row.run("key", launch)
+    with timed_device.launches.recording() as launches:
+        row.run("key", pytest.fail)
+        timed_device.finish()
+        assert len(launches.durations_ns()) == 1
 
 
 def test_recordings_do_not_nest(timed_device):

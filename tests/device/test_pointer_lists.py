@@ -69,10 +69,10 @@ def test_wrong_marks_show(coarse, monkeypatch):
 
 
 def test_a_refused_list_is_no_failure(coarse, monkeypatch):
-    def refuse(self, pointers):
+    def refuse(self):
         raise MzdError("internal", "clSetKernelExecInfo failed: INVALID_OPERATION")
 
-    monkeypatch.setattr(pointer_lists.BoundKernel, "_declare_pointers", refuse)
+    monkeypatch.setattr(pointer_lists.BoundKernel, "declare_pointers", refuse)
     found = pointer_lists.measure_pointer_lists(coarse.allocations, coarse._queue_handle, gather(coarse))
     assert (found.used, found.cost_ns) == (False, None)
     assert "takes no list" in found.reason

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from mzd import native
-from mzd.native import crc32c_numpy, extents_python, int8_numpy, pages_ctypes
+from mzd.native import crc32c_numpy, extents_python, int8_numpy, launches_ctypes, pages_ctypes
 
-STAND_INS = (int8_numpy, crc32c_numpy, extents_python, pages_ctypes)
+STAND_INS = (int8_numpy, crc32c_numpy, extents_python, pages_ctypes, launches_ctypes)
 
 
 def numpy_backend() -> SimpleNamespace:

@@ -286,7 +286,7 @@ def leaves(error):
         (storage_writer, "_checksum_and_write"),
         (Int8Codec, "decode_batch"),
         (Int8Codec, "encode_release_batch"),
-        (Engine, "enqueue_layer"),
+        (Engine, "enqueue_head"),
         (RestoreOperation, "_take"),
         (EvictOperation, "_note"),
     ],

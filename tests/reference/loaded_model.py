@@ -61,8 +61,7 @@ class LoadedModel:
     async def step(self, tokens, position, *, rows="last", embeddings=None):
         """Run one step; return a copy of its logits, or None for `rows` None."""
         self.engine.begin(np.asarray(tokens, np.int32), position, embeddings)
-        for layer in range(self.engine.num_layers):
-            self.engine.enqueue_layer(layer)
+        self.engine.enqueue_layers()
         if rows is not None:
             self.engine.enqueue_head(rows)
         await self.engine.wait(self.engine.mark())
