@@ -1,6 +1,6 @@
 """Owns the demo: the main job on the real model, from nothing to a second answer, with its figures.
 
-    python -m mzd.demo --output build/demo.json
+    python -m mzd.demo --output build/demo.json [-- OPTIONS OF mzd serve]
 
 Pulls and imports the model, serves it, asks over a context of about 2,000 tokens, gives all memory back and
 asks again.
@@ -25,6 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mzd.errors import MzdError
+from mzd.memory.device_memory import read_device_memory
+from mzd.memory.process_memory import read_process_memory
 from mzd.rpc.blocking_client import BlockingClient
 
 MODEL = "smollm2-135m"
@@ -46,10 +48,10 @@ class Daemon:
     client: BlockingClient
 
     def resident_bytes(self) -> int:
-        """The daemon's resident set, from the kernel."""
-        rollup = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
-        line = next(line for line in rollup.splitlines() if line.startswith("Rss:"))
-        return int(line.split()[1]) * 1024
+        """The daemon's resident set, from the kernel, and its memory on a device that has its own."""
+        host = read_process_memory(Path(f"/proc/{self.process.pid}"))
+        device = read_device_memory(self.process.pid)
+        return host.rss_bytes + (device.size_bytes if device else 0)
 
     def ask(self, messages: Messages, max_tokens: int) -> dict[str, Any]:
         """A greedy answer to a whole conversation."""
@@ -64,9 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; 0 when every step did what it should."""
     parser = argparse.ArgumentParser(prog="python -m mzd.demo", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("build/demo.json"), help="where the figures go")
-    output: Path = parser.parse_args(arguments).output
+    parser.add_argument("serve", nargs="*", metavar="OPTION", help="for mzd serve, after --")
+    given = parser.parse_args(arguments)
+    output: Path = given.output
     try:
-        figures = run_demo()
+        figures = run_demo(given.serve)
     except MzdError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -77,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run_demo() -> dict[str, Any]:
+def run_demo(serve_options: Sequence[str] = ()) -> dict[str, Any]:
     """The whole job; returns the figures.
 
     Raises:
@@ -87,7 +91,7 @@ def run_demo() -> dict[str, Any]:
     _mzd("pull", MODEL)
     with tempfile.TemporaryDirectory(prefix="mzd-demo-") as directory:
         _say("serve (the first start compiles the kernels)")
-        with _serving(Path(directory)) as daemon:
+        with _serving(Path(directory), serve_options) as daemon:
             figures = _main_job(daemon)
     fallen = figures["resident_before_bytes"] - figures["resident_after_bytes"]
     if fallen < 0.95 * figures["evicted_bytes"]:
@@ -148,11 +152,12 @@ def _agreement(expected: list[int], found: list[int]) -> float:
 
 
 @contextmanager
-def _serving(directory: Path) -> Iterator[Daemon]:
+def _serving(directory: Path, options: Sequence[str]) -> Iterator[Daemon]:
     """A daemon with a state of its own, ended in order."""
     socket = directory / "mzd.sock"
     command = [sys.executable, "-m", "mzd.cli.main", "serve"]
     command += ["--model", MODEL, "--socket", str(socket), "--state", str(_state_directory(directory))]
+    command += options
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
     try:
         _wait_ready(process)
