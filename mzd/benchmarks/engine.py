@@ -3,105 +3,100 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mzd.benchmarks.engine_cases import (
+    Case,
+    Contestant,
+    Logits,
+    Tokens,
+    case_row,
+    common_prefix,
+    engine_cases,
+    greedy,
+    logits_distance,
+    random_tokens,
+    timed,
+)
 from mzd.benchmarks.environment import drop_page_cache
 from mzd.benchmarks.llama_peer import LlamaPeer, PeerOptions, import_binding
 from mzd.benchmarks.llama_probe import working_options
 from mzd.benchmarks.models import BenchModel
 from mzd.benchmarks.resident_model import ResidentModel
-from mzd.benchmarks.results import BenchResult, Row
+from mzd.benchmarks.results import BenchResult, worst
 from mzd.benchmarks.statistics import Series, interleave, ratio, rounds
 from mzd.daemon.config import Config
-from mzd.device.matmul import Activations
+from mzd.device.matmul import INT8_TYPES, Activations
 from mzd.device.opencl import OpenClDevice
 from mzd.errors import MzdError
+from mzd.formats.weight_store import StoreIndex
 from mzd.model.tokenizer import Tokenizer
 from mzd.model.weight_store import WeightStore
 
 Report = Callable[[str], None]
-Tokens = NDArray[np.int32]
+ChooseCases = Callable[[bool, int], Sequence[Case]]
 
 CHECK_TEXT: Final = "The capital of France is Paris. The capital of Italy is"
 CHECK_TOKENS: Final = 16
-TOKENS_SEED: Final = 20260
 SUMMARY_CASES: Final = {"ratio_prompt512": "prompt", "ratio_short8": "short", "ratio_decode": "decode"}
 
+FLOAT_DISTANCE_MAX: Final = 0.01
+"""Of our logits from llama.cpp's, see `logits_distance`. Seen: 0.0004; it rounds activations to F16."""
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What is timed: `steps` steps of `step_tokens` tokens each, over a context of `context_tokens`."""
-
-    kind: str
-    context_tokens: int
-    step_tokens: int
-    steps: int = 1
-
-    @property
-    def end_tokens(self) -> int:
-        """Tokens of the context after it."""
-        return self.context_tokens + self.step_tokens * self.steps
+QUANTISED_DISTANCE_MAX: Final = 0.15
+"""Seen: 0.01 with Q8_0 and 0.055 with Q4_1, where llama.cpp rounds activations to 8 bits. A layer with wrong
+weights gives above 0.5."""
 
 
-class Contestant(Protocol):
-    """One system; both methods compute on all of its threads before they return."""
+async def run_engine(
+    models: Sequence[BenchModel], *, quick: bool, report: Report, choose_cases: ChooseCases = engine_cases
+) -> BenchResult:
+    """Check, then measure, each model.
 
-    @property
-    def name(self) -> str:
-        """In rows."""
-
-    async def fill(self, tokens: Tokens) -> None:
-        """Make `tokens` the context."""
-
-    async def answer(self, tokens: Tokens, position: int) -> int:
-        """Compute `tokens` at `position` of the context; the greedy next id."""
-
-
-def engine_cases(quick: bool, context_length: int) -> tuple[Case, ...]:
-    """The cases that fit into the model, shortest context first. Quick: not 8k, which is slow to fill."""
-    steps = 16 if quick else 64
-    cases = [
-        Case("prompt", 0, 512),
-        Case("decode", 512, 1, steps),
-        Case("short", 2048, 8),
-        Case("decode", 2048, 1, steps),
-    ]
-    if not quick:
-        cases.append(Case("short", 8160, 8))
-    return tuple(case for case in cases if case.end_tokens <= context_length)
-
-
-async def run_engine(model: BenchModel, cases: Sequence[Case], *, quick: bool, report: Report) -> BenchResult:
-    """Check, then measure.
+    Args:
+        choose_cases: of a model, from `quick` and its longest context.
 
     Raises:
-        MzdError: `internal`; two runs gave different tokens, so there is no speed to speak of.
+        MzdError: `internal`; two runs gave different tokens, or llama.cpp others, so there is no speed to
+            speak of.
     """
     cold = drop_page_cache()
     device = OpenClDevice.open(Config().device or None)
-    result = BenchResult("engine", device.name, device.driver, quick, model.synthetic, cold)
+    synthetic = any(model.synthetic for model in models)
+    result = BenchResult("engine", device.name, device.driver, quick, synthetic, cold)
+    summaries: dict[str, Mapping[str, float]] = {}
     try:
-        with WeightStore.open(model.store_path) as store:
-            bench = _EngineBench(device, store, model, result, report)
-            bench.look_for_peer()
-            await bench.check()
-            await bench.measure(cases, rounds(quick))
+        for model in models:
+            with WeightStore.open(model.store_path) as store:
+                bench = _ModelBench(device, store, model, result, report)
+                bench.look_for_peer()
+                await bench.check()
+                cases = choose_cases(quick, store.index.config.context_length)
+                summaries[model.name] = await bench.measure(cases, rounds(quick))
     finally:
         device.close()
+    _conclude(result, summaries)
     return result
 
 
+def _conclude(result: BenchResult, summaries: Mapping[str, Mapping[str, float]]) -> None:
+    """Each model's ratios, and the worst of all."""
+    compared = {name: summary for name, summary in summaries.items() if summary}
+    if compared:
+        result.summary |= worst(list(compared.values()))
+        result.summary["models"] = compared
+
+
 @dataclass(slots=True)
-class _EngineBench:
-    """One run of the bench."""
+class _ModelBench:
+    """One model's part of the bench."""
 
     device: OpenClDevice
     store: WeightStore
@@ -123,12 +118,12 @@ class _EngineBench:
             )
 
     async def check(self) -> None:
-        """Two engines, each with units that it read itself, must say the same; llama.cpp is asked too."""
+        """Two engines, each with units that it read itself, must say the same, and what llama.cpp says."""
         prompt = np.asarray(
             Tokenizer.from_metadata(self.store.index.tokenizer).encode(CHECK_TEXT, parse_special=False),
             np.int32,
         )
-        for activations in _modes():
+        for activations in model_modes(self.store.index):
             runs = []
             for _ in range(2):
                 with self._resident(activations, len(prompt) + CHECK_TOKENS) as engine:
@@ -138,52 +133,63 @@ class _EngineBench:
             await self._compare_with_peer(activations, prompt, runs[0])
 
     async def _compare_with_peer(self, activations: Activations, prompt: Tokens, tokens: list[int]) -> None:
+        """Logits of the first step must be near; how long the greedy tokens agree is told."""
         with self._peer(len(prompt) + CHECK_TOKENS) as peer:
-            if peer is not None:
-                theirs = await greedy(peer, prompt, CHECK_TOKENS)
-                same = common_prefix(tokens, theirs)
-                self._note(
-                    f"{activations}: the first {same} of {CHECK_TOKENS} greedy tokens are llama.cpp's too"
-                )
+            if peer is None:
+                return
+            with self._resident(activations, len(prompt)) as engine:
+                ours = await first_logits(engine, prompt)
+            distance = logits_distance(ours, await first_logits(peer, prompt))
+            theirs = await greedy(peer, prompt, CHECK_TOKENS)
+        if not distance <= distance_max(self.store.index):  # not-a-number too
+            raise MzdError("internal", f"{self.model.name}: logits differ from llama.cpp's by {distance:.2g}")
+        self._note(
+            f"{activations}: logits differ from llama.cpp's by {distance:.2g} of their spread; the first "
+            f"{common_prefix(tokens, theirs)} of {CHECK_TOKENS} greedy tokens are the same"
+        )
 
-    async def measure(self, cases: Sequence[Case], num_rounds: int) -> None:
-        """All cases, those over the same context together."""
+    async def measure(self, cases: Sequence[Case], num_rounds: int) -> Mapping[str, float]:
+        """All cases, those over the same context together; the summary."""
         context_tokens = max(case.end_tokens for case in cases)
+        modes = model_modes(self.store.index)
+        filled = 0
         with ExitStack() as stack:
             systems: list[Contestant] = [
-                stack.enter_context(self._resident(activations, context_tokens)) for activations in _modes()
+                stack.enter_context(self._resident(activations, context_tokens)) for activations in modes
             ]
             peer = stack.enter_context(self._peer(context_tokens))
             if peer is not None:
                 systems.append(peer)
             for num_tokens, group in groupby(cases, key=lambda case: case.context_tokens):
-                await self._fill(systems, num_tokens)
+                await self._fill(systems, num_tokens, filled)
+                filled = num_tokens
                 for case in group:
                     await self._measure_case(systems, case, num_rounds)
-        self._conclude(cases)
+        return self._summary(cases)
 
-    async def _fill(self, systems: Sequence[Contestant], num_tokens: int) -> None:
+    async def _fill(self, systems: Sequence[Contestant], num_tokens: int, start: int) -> None:
+        """Extend every system's context from `start` to `num_tokens`."""
         tokens = random_tokens(num_tokens, self.store.index.config.vocab_size)
         for system in systems:
             start_s = time.perf_counter()
-            await system.fill(tokens)
+            await system.fill(tokens, start)
             if num_tokens:
-                self.report(
-                    f"{system.name}: filled {num_tokens} tokens in {time.perf_counter() - start_s:.1f} s"
-                )
+                seconds = time.perf_counter() - start_s
+                self.report(f"{system.name}: filled up to {num_tokens} tokens in {seconds:.1f} s")
 
     async def _measure_case(self, systems: Sequence[Contestant], case: Case, num_rounds: int) -> None:
         tokens = random_tokens(case.step_tokens, self.store.index.config.vocab_size)
         contestants = {system.name: partial(timed, system, case, tokens) for system in systems}
         for name, series in (await interleave(contestants, num_rounds)).items():
             self.measured[case, name] = series
-            row = case_row(case, name, series)
+            row = case_row(self.model.name, case, name, series)
             self.result.rows.append(row)
             self.report(f"{case.kind} at {case.context_tokens}: {name} {row['tokens_per_s']:.1f} tokens/s")
 
-    def _conclude(self, cases: Sequence[Case]) -> None:
+    def _summary(self, cases: Sequence[Case]) -> Mapping[str, float]:
         """The worst case of each kind, for the activations that users get."""
-        ours, theirs = system_name(Config().activations), LlamaPeer.name
+        ours, theirs = system_name(users_mode(self.store.index)), LlamaPeer.name
+        found: dict[str, float] = {}
         for key, kind in SUMMARY_CASES.items():
             ratios = [
                 ratio(self.measured[case, theirs], self.measured[case, ours])
@@ -191,9 +197,11 @@ class _EngineBench:
                 if case.kind == kind and (case, theirs) in self.measured
             ]
             if ratios:
-                self.result.summary[key] = min(ratios)
+                found[key] = min(ratios)
+        return found
 
     def _note(self, text: str) -> None:
+        text = f"{self.model.name}: {text}"
         self.result.notes.append(text)
         self.report(text)
 
@@ -230,8 +238,23 @@ class _EngineBench:
             peer.close()
 
 
-def _modes() -> tuple[Activations, ...]:
-    return ("f32", "int8")
+def model_modes(index: StoreIndex) -> tuple[Activations, ...]:
+    """Kinds of activations between which the model's matrices differ: to floats all are exact."""
+    return ("f32", "int8") if _is_quantised(index) else ("f32",)
+
+
+def users_mode(index: StoreIndex) -> Activations:
+    """What users get of them without asking."""
+    return "int8" if Config().activations == "int8" and _is_quantised(index) else "f32"
+
+
+def distance_max(index: StoreIndex) -> float:
+    """How far our logits may be from llama.cpp's."""
+    return QUANTISED_DISTANCE_MAX if _is_quantised(index) else FLOAT_DISTANCE_MAX
+
+
+def _is_quantised(index: StoreIndex) -> bool:
+    return any(spec.type in INT8_TYPES for unit in (*index.layers, index.head) for spec in unit.tensors)
 
 
 def system_name(activations: str) -> str:
@@ -239,43 +262,7 @@ def system_name(activations: str) -> str:
     return f"mzd {activations}"
 
 
-def random_tokens(num_tokens: int, vocab_size: int) -> Tokens:
-    """(num_tokens,) int32 ids by a seed: speed does not depend on which."""
-    return np.random.default_rng(TOKENS_SEED).integers(0, vocab_size, num_tokens, dtype=np.int32)
-
-
-async def greedy(system: Contestant, prompt: Tokens, num_tokens: int) -> list[int]:
-    """The likeliest continuation of `prompt`."""
-    tokens = [await system.answer(prompt, 0)]
-    while len(tokens) < num_tokens:
-        tokens.append(await system.answer(np.array(tokens[-1:], np.int32), len(prompt) + len(tokens) - 1))
-    return tokens
-
-
-def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many leading tokens are the same."""
-    return next((i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), len(ours))
-
-
-async def timed(system: Contestant, case: Case, tokens: Tokens) -> float:
-    """Seconds of one run of a case; a step after the first takes the token that the one before it chose."""
-    start_s = time.perf_counter()
-    part = tokens
-    for step in range(case.steps):
-        chosen = await system.answer(part, case.context_tokens + step * case.step_tokens)
-        if case.step_tokens == 1:
-            part = np.array([chosen], np.int32)
-    return time.perf_counter() - start_s
-
-
-def case_row(case: Case, name: str, series: Series) -> Row:
-    """One line of the table."""
-    return {
-        "case": case.kind,
-        "context_tokens": case.context_tokens,
-        "new_tokens": case.step_tokens * case.steps,
-        "system": name,
-        **series.fields("time"),
-        "tokens_per_s": case.step_tokens * case.steps / series.median,
-        "rounds": len(series.values),
-    }
+async def first_logits(system: Contestant, prompt: Tokens) -> Logits:
+    """(vocab,) float32 behind `prompt`, newly allocated."""
+    await system.answer(prompt, 0)
+    return system.logits().copy()

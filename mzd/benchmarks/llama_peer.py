@@ -100,17 +100,21 @@ class LlamaPeer:
             raise MzdError("invalid_model", f"llama.cpp makes no context of {context_tokens} tokens")
         return context
 
-    async def fill(self, tokens: NDArray[np.int32]) -> None:
-        """Make `tokens` the context."""
-        self._forget_from(0)
-        self._decode(tokens)
+    async def fill(self, tokens: NDArray[np.int32], start: int = 0) -> None:
+        """Make `tokens` the context, whose first `start` tokens are there."""
+        self._forget_from(start)
+        self._decode(tokens[start:])
 
     async def answer(self, tokens: NDArray[np.int32], position: int) -> int:
         """Compute `tokens` at `position`, forget what lay behind, and return the greedy next id."""
         self._forget_from(position)
         self._decode(tokens)
+        return int(self.logits().argmax())
+
+    def logits(self) -> NDArray[np.float32]:
+        """(vocab,) float32 of the last answer: a view, valid until the next one."""
         logits = self._api.llama_get_logits_ith(self._context, -1)
-        return int(np.ctypeslib.as_array(logits, shape=(self._vocab_size,)).argmax())
+        return np.ctypeslib.as_array(logits, shape=(self._vocab_size,))
 
     def _forget_from(self, position: int) -> None:
         memory = self._api.llama_get_memory(self._context)

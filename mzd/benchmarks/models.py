@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from mzd.benchmarks.synthetic import Geometry, write_model
+from mzd.formats.ggml_types import GgmlType
 from mzd.model.library import GGUF_NAME, InstalledModel, ModelLibrary, models_directory
 
 REAL_MODEL: Final = "smollm2-135m"
@@ -54,23 +55,29 @@ def cache_directory() -> Path:
     return directory
 
 
-def synthetic_model(geometry: Geometry, report: Callable[[str], None]) -> BenchModel:
-    """The weight store of a geometry, made on first use and kept below the cache directory.
+def synthetic_model(
+    geometry: Geometry, report: Callable[[str], None], type: GgmlType = GgmlType.F16
+) -> BenchModel:
+    """GGUF file and weight store of a geometry, made on first use and kept below the cache directory.
+
+    Args:
+        type: of the matrices; part of the model's name.
 
     Raises:
         MzdError: `weights_unavailable`; no room for the GGUF file and the store.
     """
     root = cache_directory() / "models"
     library = ModelLibrary(root)
-    model = library.get(geometry.name)
+    name = f"{geometry.name}-{type.name.lower()}"
+    model = library.get(name)
     if model is None or not library.is_ready(model):
-        report(f"making {geometry.name} from a seed")
-        model = _make(library, geometry)
+        report(f"making {name} from a seed")
+        model = _make(library, name, geometry, type)
     return _bench_model(model, root, synthetic=True)
 
 
-def _make(library: ModelLibrary, geometry: Geometry) -> InstalledModel:
+def _make(library: ModelLibrary, name: str, geometry: Geometry, type: GgmlType) -> InstalledModel:
     with library.staging() as directory:
         gguf_path = directory / GGUF_NAME
-        write_model(gguf_path, geometry, seed=WEIGHTS_SEED)
-        return library.install(geometry.name, directory, f"seed:{WEIGHTS_SEED}", gguf_path)
+        write_model(gguf_path, geometry, seed=WEIGHTS_SEED, type=type)
+        return library.install(name, directory, f"seed:{WEIGHTS_SEED}", gguf_path)

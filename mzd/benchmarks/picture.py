@@ -36,8 +36,9 @@ class Plot:
 
 PLOTS: Final[Mapping[str, Plot]] = {
     "breakdown": Plot(("model", "stage"), "system", "time_s", "time_spread_s", "seconds"),
-    "engine": Plot(("case", "context_tokens"), "system", "tokens_per_s", None, "tokens a second"),
+    "engine": Plot(("model", "case", "context_tokens"), "system", "tokens_per_s", None, "tokens a second"),
     "evict": Plot(("model", "remaining"), "copies", "all_bytes_s_per_gb", None, "seconds a GB"),
+    "kernels": Plot(("tokens", "shape"), "kernel", "gb_s", None, "GB a second"),
     "order": Plot(("model",), "order", "ttft_s", "ttft_spread_s", "seconds to the first token"),
     "overlap": Plot(("model",), "system", "ttft_s", "ttft_spread_s", "seconds to the first token"),
     "swap": Plot(("model", "remaining"), "restore", "time_s", "time_spread_s", "seconds"),

@@ -70,15 +70,20 @@ class ResidentModel:
         self._arena.populate(leases)
         return leases
 
-    async def fill(self, tokens: NDArray[np.int32]) -> None:
-        """Make `tokens` the context, one ubatch after the other."""
-        for start in range(0, len(tokens), UBATCH_TOKENS):
-            await self._step(tokens[start : start + UBATCH_TOKENS], start, with_logits=False)
+    async def fill(self, tokens: NDArray[np.int32], start: int = 0) -> None:
+        """Make `tokens` the context, whose first `start` tokens are there, one ubatch after the other."""
+        for position in range(start, len(tokens), UBATCH_TOKENS):
+            await self._step(tokens[position : position + UBATCH_TOKENS], position, with_logits=False)
 
     async def answer(self, tokens: NDArray[np.int32], position: int) -> int:
         """Compute at most a ubatch of `tokens` at `position` and return the greedy next id."""
         await self._step(tokens, position, with_logits=True)
-        return int(self.engine.logits()[0].argmax())
+        return int(self.logits().argmax())
+
+    def logits(self) -> NDArray[np.float32]:
+        """(vocab,) float32 of the last answer: a view, valid until the next one."""
+        row: NDArray[np.float32] = self.engine.logits()[0]
+        return row
 
     async def _step(self, tokens: NDArray[np.int32], position: int, *, with_logits: bool) -> None:
         self.engine.begin(tokens, position)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
 
 from mzd.benchmarks.daemon_harness import BenchDaemon, open_daemon
 from mzd.benchmarks.environment import drop_page_cache
-from mzd.benchmarks.results import BenchResult
+from mzd.benchmarks.results import BenchResult, worst
 from mzd.benchmarks.workloads import Workload
 
 Report = Callable[[str], None]
 Measure = Callable[[BenchDaemon, Workload, BenchResult, Report], Awaitable[dict[str, float]]]
 """Measures one workload: adds rows, returns its summary."""
-
-_LOWER_IS_BETTER: Final = frozenset({"path_imbalance", "first_byte_s", "all_bytes_s_per_gb"})
 
 
 async def run_restore_bench(
@@ -36,14 +33,6 @@ async def run_restore_bench(
         raise ValueError("a bench needs a workload")
     result.summary |= worst(summaries)
     return result
-
-
-def worst(summaries: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each key the least flattering value."""
-    keys = dict.fromkeys(key for summary in summaries for key in summary)
-    return {
-        key: (max if key in _LOWER_IS_BETTER else min)(s[key] for s in summaries if key in s) for key in keys
-    }
 
 
 def _note_storage(daemon: BenchDaemon, result: BenchResult) -> None:

@@ -8,17 +8,35 @@ from typing import Any, Final
 
 from mzd.benchmarks.environment import commit_name, machine_name, today
 
-Row = Mapping[str, str | int | float | bool]
+Row = Mapping[str, str | int | float | bool | None]
+"""None: not measured here, as `notes` or the documentation says."""
+
+SummaryValue = float | Mapping[str, Mapping[str, float]]
+"""A figure, or figures by name."""
 
 SUMMARY_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "breakdown": ("ratio_allocate", "ratio_reload", "ratio_prefill"),
-    "engine": ("ratio_prompt512", "ratio_short8", "ratio_decode"),
+    "engine": ("ratio_prompt512", "ratio_short8", "ratio_decode", "models"),
     "evict": ("first_byte_s", "all_bytes_s_per_gb", "resident_drop_over_freed"),
+    "kernels": ("kernels",),
     "order": ("ratio_forward_out_over_backward_out", "ratio_random_out_over_backward_out"),
     "overlap": ("ratio_no_over_arp", "ratio_no_over_ar", "ratio_no_over_rp", "best_ratio", "overlap_of_best"),
     "swap": ("ratio_sequential_over_parallel", "swap_of_best", "path_imbalance"),
 }
 """By bench; scripts rely on them. A key that could not be measured is left out, and `notes` says why."""
+
+
+_LOWER_IS_BETTER: Final = frozenset(
+    {"path_imbalance", "first_byte_s", "all_bytes_s_per_gb", "over_read", "over_llama_cpp"}
+)
+
+
+def worst(summaries: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each key the least flattering value."""
+    keys = dict.fromkeys(key for summary in summaries for key in summary)
+    return {
+        key: (max if key in _LOWER_IS_BETTER else min)(s[key] for s in summaries if key in s) for key in keys
+    }
 
 
 class ResultError(ValueError):
@@ -44,7 +62,7 @@ class BenchResult:
     synthetic: bool
     cold: bool
     rows: list[Row] = field(default_factory=list)
-    summary: dict[str, float] = field(default_factory=dict)
+    summary: dict[str, SummaryValue] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def as_map(self) -> dict[str, Any]:

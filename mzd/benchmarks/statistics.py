@@ -42,6 +42,10 @@ class Series:
         """Largest less smallest: on a shared machine the tails are the story."""
         return max(self.values) - min(self.values)
 
+    def scaled(self, factor: float) -> Series:
+        """The same measurements in another unit."""
+        return Series(tuple(value * factor for value in self.values))
+
     def fields(self, name: str, unit: str = "s") -> dict[str, float]:
         """Median and spread as columns of a row, e.g. `ttft_s` and `ttft_spread_s`."""
         return {f"{name}_{unit}": self.median, f"{name}_spread_{unit}": self.spread}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -11,16 +11,21 @@ from typing import BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mzd.benchmarks.synthetic_vocabulary import vocabulary_metadata
 from mzd.formats.architectures import ARCHITECTURES, HEAD_TENSORS, TensorRule
 from mzd.formats.ggml_types import GgmlType
 from mzd.formats.model_config import head_tensor_name, layer_tensor_name
 
 _MAGIC: Final = b"GGUF"
 _VERSION: Final = 3
-_U32, _F32, _STRING = 4, 6, 8  # GGUF numbers of metadata types
+_U32, _I32, _F32, _STRING, _ARRAY = 4, 5, 6, 8, 9  # GGUF numbers of metadata types
 _ALIGNMENT_BYTES: Final = 32
-_PATTERN_WEIGHTS: Final = (1 << 20) + 7
-"""Weights drawn once and repeated: an odd length, so that neighbouring rows differ."""
+_PATTERN_BLOCKS: Final = 160_001
+_BLOCK_WEIGHTS: Final = 32
+"""Weights drawn once and repeated. An odd number of blocks, and more of them than a vocabulary has rows, so
+that no two rows of a matrix are the same."""
+
+Value = str | int | float | Sequence[str] | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +55,8 @@ class Geometry:
         }
         return [sizes[name] for name in rule.dims]
 
-    def metadata(self) -> Mapping[str, str | int | float]:
-        """The keys that a reader needs."""
+    def metadata(self) -> Mapping[str, Value]:
+        """The keys that a reader needs, mzd's or llama.cpp's."""
         sizes = {
             "block_count": self.num_layers,
             "context_length": self.context_length,
@@ -66,7 +71,8 @@ class Geometry:
             "rope.freq_base": 1e6,
         }
         named = {f"{self.architecture}.{key}": value for key, value in sizes.items()}
-        return {"general.architecture": self.architecture, "general.name": self.name, **named}
+        general = {"general.architecture": self.architecture, "general.name": self.name}
+        return {**general, **named, **vocabulary_metadata(self.vocab_size)}
 
     def tensors(self) -> Iterator[tuple[str, TensorRule]]:
         """All tensors, in the order in which they are written."""
@@ -80,24 +86,29 @@ class Geometry:
 GEOMETRIES: Final[Mapping[str, Geometry]] = {
     geometry.name: geometry
     for geometry in (
+        Geometry("smollm2-135m", "llama", 30, 576, 1536, 9, 3, 64, 49_152, 8192),
         Geometry("qwen3-0.6b", "qwen3", 28, 1024, 3072, 16, 8, 128, 151_936, 40_960),
         Geometry("exaone-4.0-1.2b", "exaone4", 30, 2048, 4096, 32, 8, 64, 102_400, 65_536),
     )
 }
-"""Shapes of the paper's models, as their configurations have them."""
+"""Shapes of models, as their configurations have them."""
 
 
-def write_model(path: Path, geometry: Geometry, *, seed: int) -> None:
-    """Write a GGUF file: F16 matrices around zero, scaled so that activations keep their size; norms one."""
-    pattern = np.random.default_rng(seed).standard_normal(_PATTERN_WEIGHTS, dtype=np.float32)
+def write_model(path: Path, geometry: Geometry, *, seed: int, type: GgmlType = GgmlType.F16) -> None:
+    """Write a GGUF file: matrices around zero, scaled so that activations keep their size; norms one.
+
+    Args:
+        type: of the matrices, F16 or Q8_0.
+    """
+    pattern = np.random.default_rng(seed).standard_normal(_PATTERN_BLOCKS * _BLOCK_WEIGHTS, dtype=np.float32)
     with path.open("wb") as file:
-        file.write(_header(geometry))
+        file.write(_header(geometry, type))
         for _, rule in geometry.tensors():
             _pad(file)
-            _write_tensor(file, geometry, rule, pattern)
+            _write_tensor(file, geometry, rule, type, pattern)
 
 
-def _header(geometry: Geometry) -> bytes:
+def _header(geometry: Geometry, type: GgmlType) -> bytes:
     """Magic, counts, metadata and the table of tensors."""
     metadata, tensors = geometry.metadata(), list(geometry.tensors())
     parts = [_MAGIC, struct.pack("<IQQ", _VERSION, len(tensors), len(metadata))]
@@ -105,9 +116,9 @@ def _header(geometry: Geometry) -> bytes:
     offset_bytes = 0
     for name, rule in tensors:
         dims = geometry.dims(rule)
-        kind = GgmlType.F32 if rule.is_vector else GgmlType.F16
+        kind = GgmlType.F32 if rule.is_vector else type
         parts.append(_string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset_bytes))
-        offset_bytes += _aligned(int(np.prod(dims)) * kind.block_bytes)
+        offset_bytes += _aligned(kind.row_bytes(int(np.prod(dims))))
     return b"".join(parts)
 
 
@@ -116,13 +127,17 @@ def _string(text: str) -> bytes:
     return struct.pack("<Q", len(encoded)) + encoded
 
 
-def _value(value: str | int | float) -> bytes:
+def _value(value: Value) -> bytes:
     """A metadata value behind the number of its type."""
     if isinstance(value, str):
         return struct.pack("<I", _STRING) + _string(value)
     if isinstance(value, int):
         return struct.pack("<II", _U32, value)
-    return struct.pack("<If", _F32, value)
+    if isinstance(value, float):
+        return struct.pack("<If", _F32, value)
+    kind = _I32 if value and isinstance(value[0], int) else _STRING
+    items = b"".join(_string(item) if isinstance(item, str) else struct.pack("<i", item) for item in value)
+    return struct.pack("<IIQ", _ARRAY, kind, len(value)) + items
 
 
 def _aligned(size_bytes: int) -> int:
@@ -133,13 +148,28 @@ def _pad(file: BinaryIO) -> None:
     file.write(bytes(_aligned(file.tell()) - file.tell()))
 
 
-def _write_tensor(file: BinaryIO, geometry: Geometry, rule: TensorRule, pattern: NDArray[np.float32]) -> None:
+def _write_tensor(
+    file: BinaryIO, geometry: Geometry, rule: TensorRule, type: GgmlType, pattern: NDArray[np.float32]
+) -> None:
     dims = geometry.dims(rule)
     if rule.is_vector:
         file.write(np.ones(dims, "<f4").tobytes())
         return
-    values = (pattern / np.sqrt(dims[0])).astype("<f2")
-    whole, rest = divmod(int(np.prod(dims)), len(values))
+    values = _encoded(type, pattern / np.sqrt(dims[0], dtype=np.float32))
+    whole, rest = divmod(type.row_bytes(int(np.prod(dims))), values.nbytes)
     for _ in range(whole):
         file.write(values.data)
     file.write(values[:rest].data)
+
+
+def _encoded(type: GgmlType, values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """(n,) weights, n a multiple of 32, as they lie in a file."""
+    if type is GgmlType.F16:
+        return values.astype("<f2").view(np.uint8)
+    if type is not GgmlType.Q8_0:
+        raise ValueError(f"synthetic weights of type {type.name}")
+    blocks = values.reshape(-1, _BLOCK_WEIGHTS)
+    encoded = np.zeros(len(blocks), [("scale", "<f2"), ("quants", "i1", _BLOCK_WEIGHTS)])
+    encoded["scale"] = np.abs(blocks).max(axis=1) / 127
+    encoded["quants"] = np.rint(blocks / encoded["scale"].astype(np.float32)[:, None]).clip(-127, 127)
+    return encoded.view(np.uint8)

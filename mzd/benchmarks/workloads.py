@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from mzd.benchmarks.models import REAL_MODEL, BenchModel, real_model, synthetic_model
 from mzd.benchmarks.synthetic import GEOMETRIES
+from mzd.formats.ggml_types import GgmlType
 
 QUESTION_TOKENS: Final = 8
 """The question over the whole context, as in the paper."""
@@ -42,3 +43,23 @@ def workloads(quick: bool, report: Callable[[str], None]) -> tuple[Workload, ...
     if not quick:
         chosen.append(Workload(synthetic_model(GEOMETRIES["qwen3-0.6b"], report), 16_384))
     return tuple(chosen)
+
+
+ENGINE_MODELS: Final = (REAL_MODEL, "qwen3-0.6b-f16", "qwen3-0.6b-q8_0")
+"""What the bench `engine` runs on; of the synthetic ones geometry and type of the matrices."""
+
+
+def engine_models(names: Sequence[str], report: Callable[[str], None]) -> list[BenchModel]:
+    """The models of `names`, each of `ENGINE_MODELS`.
+
+    Raises:
+        MzdError: `not_found`, the real model is not installed; `weights_unavailable`, no room for the others.
+    """
+    return [_engine_model(name, report) for name in names]
+
+
+def _engine_model(name: str, report: Callable[[str], None]) -> BenchModel:
+    if name == REAL_MODEL:
+        return real_model()
+    geometry, _, type_name = name.rpartition("-")
+    return synthetic_model(GEOMETRIES[geometry], report, GgmlType[type_name.upper()])

@@ -47,7 +47,7 @@ def bench(arguments: Namespace, output: Output) -> int:
     """`mzd bench NAME`: measure; a table, JSON on stdout or in a file, a picture."""
     from mzd.benchmarks.main import run_benchmark
 
-    result = run_benchmark(arguments.name, quick=arguments.quick, report=note)
+    result = run_benchmark(arguments.name, quick=arguments.quick, report=note, workload=arguments.workload)
     if arguments.json not in (None, "-"):
         Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n")
     if arguments.png is not None:

@@ -117,5 +117,12 @@ def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     keys = list(rows[0]) if rows else []
     table = _table(*((key, "left" if isinstance(rows[0][key], str) else "right") for key in keys))
     for row in rows:
-        table.add_row(*(f"{row[key]:.4g}" if isinstance(row[key], float) else str(row[key]) for key in keys))
+        table.add_row(*(_cell(row[key]) for key in keys))
     return table
+
+
+def _cell(value: Any) -> str:
+    """A measurement; nothing where none was taken."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from mzd.benchmarks.main import BENCHES, run_benchmark
-from mzd.benchmarks.restore_bench import worst
-from mzd.benchmarks.results import SUMMARY_KEYS, BenchResult, ResultError
+from mzd.benchmarks.results import SUMMARY_KEYS, BenchResult, ResultError, worst
 from mzd.errors import MzdError
 
 
@@ -61,6 +60,26 @@ def test_every_bench_has_its_summary_keys():
 def test_an_unknown_bench_is_named_with_those_that_there_are():
     with pytest.raises(MzdError, match="no bench 'nothing'; there are engine"):
         run_benchmark("nothing", quick=True, report=print)
+
+
+def test_workloads_are_chosen_by_name():
+    bench = BENCHES["engine"]
+    assert bench.choose(None, quick=False) == bench.choose("all", quick=True) == bench.workloads
+    assert bench.choose(None, quick=True) == ("smollm2-135m",)
+    assert bench.choose("qwen3-0.6b-f16", quick=True) == ("qwen3-0.6b-f16",)
+    assert BENCHES["order"].choose(None, quick=False) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "workload", "message"),
+    [
+        ("engine", "x", "no workload 'x'; there are smollm2-135m, .*, all"),
+        ("order", "all", "no workload 'all'$"),
+    ],
+)
+def test_an_unknown_workload_is_refused(name, workload, message):
+    with pytest.raises(MzdError, match=message):
+        run_benchmark(name, quick=True, report=print, workload=workload)
 
 
 def test_a_summary_over_several_workloads_is_the_worst_of_them():
