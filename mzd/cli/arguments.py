@@ -189,6 +189,14 @@ def _add_machine(commands: _Commands) -> None:
     )
     serve.add_argument("--context", type=int, metavar="TOKENS", help="longest context; 0: the model's own")
     serve.add_argument("--device", metavar="NAME", help="part of an OpenCL device's name")
+    serve.add_argument(
+        "--memory",
+        choices=("auto", "fine_svm", "coarse_svm", "staged", "buffers"),
+        help="kind of memory for units; auto: what suits the device",
+    )
+    serve.add_argument(
+        "--kernels", choices=("auto", "cpu", "gpu"), help="class of kernels; auto: what suits the device"
+    )
     serve.add_argument("--codec", metavar="NAME", help="how KV is compressed in memory: int8, none")
     serve.add_argument("--activations", choices=("int8", "f32"), help="f32 is the exact path")
     _command(commands, "doctor", machine_commands.doctor)

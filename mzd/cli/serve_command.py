@@ -12,7 +12,7 @@ def serve(arguments: Namespace, _output: Output) -> int:
     from mzd.daemon.config import load_config
     from mzd.daemon.main import run_daemon
 
-    names = ("socket", "state", "model", "context", "device", "codec", "activations")
+    names = ("socket", "state", "model", "context", "device", "memory", "kernels", "codec", "activations")
     overrides = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     run_daemon(load_config(arguments.config, overrides))
     return Exit.DONE
