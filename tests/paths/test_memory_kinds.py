@@ -11,8 +11,10 @@ from mzd.daemon.config import SwapConfig
 from mzd.device.engine import Engine
 from mzd.device.opencl import OpenClDevice
 from mzd.device.selection import MEMORY_KINDS
+from mzd.device.self_test import self_test
 from mzd.memory.arena import Arena
 from mzd.memory.device_units import MappedUnits, StagedUnits
+from mzd.model.weight_store import WeightStore
 from tests.paths.harness import open_daemon
 from tests.paths.strict_memory import StrictAllocator
 from tests.paths.test_generation_path import in_turns
@@ -21,8 +23,11 @@ BACKENDS = {"fine_svm": Arena, "coarse_svm": MappedUnits, "staged": StagedUnits,
 
 
 @pytest.fixture(scope="module", params=MEMORY_KINDS)
-def kind_device(request):
+def kind_device(request, fixture_store):
+    """Proven first, as a daemon does: its kernels are then compiled, and no request waits for that."""
     device = OpenClDevice.open(memory_kind=request.param)
+    with WeightStore.open(fixture_store) as store:
+        self_test(device, store.index, activations="f32")
     yield device
     device.close()
 
