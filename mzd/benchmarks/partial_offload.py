@@ -103,7 +103,7 @@ class PartialOffload:
         index = self._store.index
         heads = [missing[layer][0] for layer in range(len(missing))]
         assert self._head is not None
-        read_units(self._store, (*index.layers, index.head), [*heads, self._head])
+        read_units(self._arena, self._store, (*index.layers, index.head), [*heads, self._head])
         lay_out(chunks, [lease.address for leases in self._layers for lease in leases[1:]])
         for layer, leases in enumerate(self._layers):
             self._write_kv(layer, leases[1:])

@@ -1,24 +1,28 @@
-"""Owns a model with every unit in memory, driven without a daemon: the real engine over the real arena."""
+"""Owns a model with every unit in memory, driven without a daemon: the real engine over the real memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mzd import native
+from mzd.daemon.unit_memory import open_unit_memory
 from mzd.daemon.wiring import UBATCH_TOKENS
 from mzd.device.engine import Engine
 from mzd.device.matmul import Activations
 from mzd.device.opencl import OpenClDevice
 from mzd.errors import MzdError
 from mzd.formats.weight_store import UnitExtent
-from mzd.memory.arena import Arena
-from mzd.memory.backend import Lease
-from mzd.memory.huge_pages import has_huge_pages
+from mzd.memory.backend import Lease, MemoryBackend
 from mzd.model.weight_store import WeightStore
 from mzd.policy.units import CHUNK_TOKENS
+
+PIECE_BYTES: Final = 8 * 1024 * 1024
+"""Read at a time: what passes through pinned memory on its way to a device with memory of its own."""
 
 
 class ResidentModel:
@@ -42,7 +46,10 @@ class ResidentModel:
         name: str = "mzd",
     ) -> None:
         self.name = name
-        self._arena = Arena(device.reserve_svm, device.reservation_bytes_max, huge_pages=has_huge_pages())
+        self._stack = ExitStack()
+        self._memory: MemoryBackend = open_unit_memory(
+            device, self._stack, huge_pages=True, lock_memory=False
+        )
         self.engine = Engine(
             device,
             store.index,
@@ -58,16 +65,16 @@ class ResidentModel:
         extents = (*store.index.layers, store.index.head)
         chunk_bytes = store.index.config.kv_chunk_bytes(CHUNK_TOKENS)
         units = self._take([extent.size_bytes for extent in extents])
-        read_units(store, extents, units)
+        read_units(self._memory, store, extents, units)
         for layer, weights in enumerate(units[:-1]):
             chunks = self._take([chunk_bytes] * num_chunks)
             self.engine.bind_layer(layer, weights.address, np.array([c.address for c in chunks], np.uint64))
         self.engine.bind_head(units[-1].address)
 
     def _take(self, sizes: Sequence[int]) -> list[Lease]:
-        leases = self._arena.reserve_run(sizes)
+        leases = self._memory.reserve_run(sizes)
         self._leases += leases
-        self._arena.populate(leases)
+        self._memory.populate(leases)
         return leases
 
     async def fill(self, tokens: NDArray[np.int32], start: int = 0) -> None:
@@ -96,23 +103,41 @@ class ResidentModel:
     def close(self) -> None:
         """Free scratch, units and address space; no step may be running."""
         self.engine.close()
-        self._arena.release(self._leases)
-        self._arena.close()
+        self._memory.release(self._leases)
+        self._memory.close()
+        self._stack.close()
 
 
-def read_units(store: WeightStore, extents: Sequence[UnitExtent], leases: Sequence[Lease]) -> None:
+def read_units(
+    memory: MemoryBackend, store: WeightStore, extents: Sequence[UnitExtent], leases: Sequence[Lease]
+) -> None:
     """Read units from the store into populated memory and check them.
 
     Raises:
         MzdError: `weights_unavailable`; a read fell short, or a checksum is wrong.
     """
-    offsets = np.array([extent.offset_bytes for extent in extents], np.uint64)
-    sizes = np.array([extent.size_bytes for extent in extents], np.uint64)
-    addresses = np.array([lease.address for lease in leases], np.uint64)
-    codes = native.read_extents(store.fd, offsets, addresses, sizes)
-    for extent, lease, code in zip(extents, leases, codes, strict=True):
-        if code or native.crc32c(lease.address, extent.size_bytes) != extent.crc32c:
-            raise MzdError(
-                "weights_unavailable",
-                f"the extent at byte {extent.offset_bytes} of {store.path} is damaged ({code})",
-            )
+    for extent, lease in zip(extents, leases, strict=True):
+        crc = 0
+        for start in range(0, extent.size_bytes, PIECE_BYTES):
+            piece = min(PIECE_BYTES, extent.size_bytes - start)
+            crc = _read_piece(memory, store, extent.offset_bytes + start, lease.address + start, piece, crc)
+        if crc != extent.crc32c:
+            raise _damaged(store, extent.offset_bytes)
+
+
+def _read_piece(
+    memory: MemoryBackend, store: WeightStore, offset_bytes: int, address: int, size_bytes: int, crc: int
+) -> int:
+    """Read a part of a unit; the checksum up to its end, from that of what lies before it."""
+    sizes = np.array([size_bytes], np.uint64)
+    with memory.writing(np.array([address], np.uint64), sizes) as host:
+        (code,) = native.read_extents(store.fd, np.array([offset_bytes], np.uint64), host, sizes)
+        if code:
+            raise _damaged(store, offset_bytes)
+        return native.crc32c(int(host[0]), size_bytes, crc)
+
+
+def _damaged(store: WeightStore, offset_bytes: int) -> MzdError:
+    return MzdError(
+        "weights_unavailable", f"{store.path} cannot be read, or is damaged, at byte {offset_bytes}"
+    )

@@ -126,3 +126,11 @@ class MemoryBackend(Protocol):
     def statistics(self) -> MemoryStatistics:
         """Count everything that is held now."""
         ...
+
+    def close(self) -> None:
+        """Free what is held without being leased.
+
+        Raises:
+            LeaseError: a lease is still out.
+        """
+        ...
