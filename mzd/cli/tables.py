@@ -41,10 +41,12 @@ def status_view(status: Mapping[str, Any]) -> RenderableType:
 def _heading(status: Mapping[str, Any]) -> Text:
     model, device = status["model"], status["device"]
     lines = (
-        f"mzd {status['version']}: {status['state']}",
+        f"mzd {status['version']}: {status['state']} (ready {status['ready_s']:.1f} s after its start)",
         f"model {model['name']} ({model['architecture']}, {model['num_layers']} layers, "
         f"{model['context_length']} tokens)",
-        f"device {device['name']} ({device['driver']}; memory: {device['memory_backend']})",
+        f"device {device['name']} ({device['driver']})",
+        f"memory: {device['memory_backend']}; {device['kernels']}",
+        *(f"refused {other['device']} ({other['memory']}): {other['reason']}" for other in device["refused"]),
     )
     return Text("\n".join(lines))
 

@@ -10,15 +10,20 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import trio
+
 from mzd import native
 from mzd.codec import codec_by_name
 from mzd.daemon.config import Config
+from mzd.daemon.device_choice import ChosenDevice, choose_device
+from mzd.daemon.start_clock import StartClock
+from mzd.daemon.text import Text, read_text
 from mzd.daemon.unit_memory import open_unit_memory
 from mzd.daemon.warm_up import warm_up
 from mzd.daemon.wiring import STAGING_SLOT_BYTES, STAGING_SLOTS, UBATCH_TOKENS, Parts
 from mzd.device.engine import Engine
 from mzd.device.matmul import Activations
-from mzd.device.opencl import OpenClDevice
+from mzd.device.opencl import OpenClDevice, prepare_environment
 from mzd.device.self_test import self_test
 from mzd.errors import MzdError
 from mzd.formats.model_config import ModelConfig
@@ -55,48 +60,93 @@ class Opened:
     """Everything that the daemon has open."""
 
     parts: Parts
-    device: OpenClDevice
+    chosen: ChosenDevice
+    text: Text
     contexts: ContextDirectory
     context_length: int
     store_bytes: int
 
+    @property
+    def device(self) -> OpenClDevice:
+        """The device that computes."""
+        return self.chosen.device
+
 
 @asynccontextmanager
-async def open_everything(config: Config) -> AsyncIterator[Opened]:
-    """Open model, device, arena and swap; compile and try the kernels.
+async def open_everything(config: Config, clock: StartClock | None = None) -> AsyncIterator[Opened]:
+    """Open model, device, memory and swap; compile and try the kernels.
+
+    Args:
+        clock: of the start; a new one if the process has not just begun.
 
     Raises:
-        MzdError: what is missing or damaged, by its code.
+        MzdError: what is missing or damaged, by its code, alone or in a group.
     """
+    clock = clock or StartClock()
     native.set_mmap_threshold(MMAP_THRESHOLD_BYTES)
     with ExitStack() as stack:
-        store = stack.enter_context(_open_store(config))
-        state = _make_state_directory(config.state_directory)
-        device = OpenClDevice.open(config.device or None, cache_dir=state / "kernels")
-        stack.callback(device.close)
+        with clock.part("model"):
+            store = stack.enter_context(_open_store(config))
         context_length = _context_length(config, store.index.config)
-        log.info("device: %s; compiling kernels (a first start takes a while)", device.name)
-        activations: Activations = "int8" if config.activations == "int8" else "f32"
-        self_test(device, store.index, activations=activations)
-        engine = Engine(
-            device,
-            store.index,
-            context_tokens_max=context_length,
-            ubatch_tokens_max=UBATCH_TOKENS,
-            activations=activations,
-        )
+        state = _make_state_directory(config.state_directory)
+        chosen, text = await _device_and_text(config, store, state / "kernels", stack, clock)
+        with clock.part("engine"):
+            engine = _engine(config, chosen.device, store, context_length)
         stack.callback(engine.close)
         contexts = ContextDirectory(state / "contexts")
         stack.callback(contexts.close)
-        memory = open_unit_memory(device, stack, huge_pages=config.huge_pages, lock_memory=config.lock_memory)
+        memory = open_unit_memory(
+            chosen.device, stack, huge_pages=config.huge_pages, lock_memory=config.lock_memory
+        )
         parts = _parts(config, store, memory, engine, contexts)
-        await warm_up(parts)
-        yield Opened(parts, device, contexts, context_length, os.fstat(store.fd).st_size)
+        with clock.part("warm-up"):
+            await warm_up(parts)
+        yield Opened(parts, chosen, text, contexts, context_length, os.fstat(store.fd).st_size)
+
+
+async def _device_and_text(
+    config: Config, store: WeightStore, cache_dir: Path, stack: ExitStack, clock: StartClock
+) -> tuple[ChosenDevice, Text]:
+    """Choose the device and build the tokenizer side by side: the driver holds no GIL while it compiles."""
+    prepare_environment(cache_dir)
+    log.info("choosing a device; a first start compiles its kernels, which takes a while")
+    texts: list[Text] = []
+
+    def read() -> None:
+        with clock.part("tokenizer"):
+            texts.append(read_text(store.index.tokenizer))
+
+    def choose() -> ChosenDevice:
+        with clock.part("device"):
+            return choose_device(
+                config,
+                partial(OpenClDevice, cache_dir=cache_dir),
+                partial(self_test, index=store.index, activations=_activations(config)),
+            )
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, read)
+        chosen = await trio.to_thread.run_sync(choose)
+        stack.callback(chosen.device.close)
+    return chosen, texts[0]
+
+
+def _engine(config: Config, device: OpenClDevice, store: WeightStore, context_length: int) -> Engine:
+    return Engine(
+        device,
+        store.index,
+        context_tokens_max=context_length,
+        ubatch_tokens_max=UBATCH_TOKENS,
+        activations=_activations(config),
+    )
+
+
+def _activations(config: Config) -> Activations:
+    return "int8" if config.activations == "int8" else "f32"
 
 
 def _open_store(config: Config) -> WeightStore:
-    library = ModelLibrary(models_directory(os.environ))
-    return WeightStore.open(library.resolve(config.model).store_path)
+    return ModelLibrary(models_directory(os.environ)).open_store(config.model)
 
 
 def _make_state_directory(state: Path) -> Path:

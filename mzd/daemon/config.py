@@ -91,6 +91,7 @@ class Config:
     restore_wait_s: float = 5.0
     lock_memory: bool = False
     huge_pages: bool = True
+    log_level: str = "info"
     threads: ThreadsConfig = field(default_factory=ThreadsConfig)
     pressure: PressureConfig = field(default_factory=PressureConfig)
     swap: SwapConfig = field(default_factory=SwapConfig)
@@ -120,6 +121,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "codec": ("int8", "none"),
     "activations": ("f32", "int8"),
     "overlap": ("mz_NO", "mz_AR", "mz_RP", "mz_ARP"),
+    "log_level": ("debug", "info", "warning", "error"),
     "eviction_order": ("backward-out", "forward-out", "random-out"),
 }
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import trio
@@ -20,6 +19,7 @@ from mzd.daemon.notify import ServiceManager, handed_over_sockets
 from mzd.daemon.pressure import monitor_factory
 from mzd.daemon.profiling import load_or_measure, subject_of
 from mzd.daemon.service import Service
+from mzd.daemon.start_clock import StartClock
 from mzd.daemon.status import StatusReporter
 from mzd.daemon.trace import TraceBook
 from mzd.daemon.turnstile import Turnstile
@@ -30,8 +30,6 @@ from mzd.memory.unit_table import UnitTable
 from mzd.memory.workers import Workers
 from mzd.messages.evict_path import Evict, EvictOutcome
 from mzd.messages.reply import Reply
-from mzd.model.chat_template import ChatTemplate
-from mzd.model.tokenizer import Tokenizer
 from mzd.policy.eviction_planner import Order
 from mzd.policy.profile import DeviceProfile, unit_times
 from mzd.rpc.endpoint import bind_socket
@@ -54,7 +52,9 @@ def run_daemon(config: Config) -> None:
     Raises:
         MzdError: why the daemon cannot start, or cannot go on.
     """
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=config.log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
+    )
     try:
         trio.run(_main, config)
     except* MzdError as group:
@@ -74,19 +74,20 @@ def _leaves(group: BaseExceptionGroup[MzdError]) -> list[MzdError]:
 
 async def _main(config: Config) -> None:
     manager = ServiceManager()
-    start_s = trio.current_time()
+    clock = StartClock()
     # A first start imports the model and compiles the kernels: minutes on a small board.
     manager.tell("STATUS=opening the model and the device", f"EXTEND_TIMEOUT_USEC={START_LIMIT_US}")
-    async with open_everything(config) as opened:
+    async with open_everything(config, clock) as opened:
         # Before any actor runs: nothing may take cores from it, nor it from a request.
         profile = await load_or_measure(subject_of(config, opened.device, opened.parts.store))
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
-                daemon = _make_daemon(config, opened, profile, start_s)
+                with clock.part("contexts"):
+                    daemon = _make_daemon(config, opened, profile)
                 for run in daemon.system.runs:
                     nursery.start_soon(run)
                 nursery.start_soon(manager.run_watchdog)
-                await _serve(daemon, manager, signals, config)
+                await _serve(daemon, manager, signals, config, clock)
                 await _save(daemon.system)
                 await daemon.system.aclose()
                 nursery.cancel_scope.cancel()  # whoever still waits: the pressure monitor, the watchdog
@@ -101,7 +102,7 @@ class _Daemon:
     reporter: StatusReporter
 
 
-def _make_daemon(config: Config, opened: Opened, profile: DeviceProfile, start_s: float) -> _Daemon:
+def _make_daemon(config: Config, opened: Opened, profile: DeviceProfile) -> _Daemon:
     parts, index = opened.parts, opened.parts.store.index
     settings = AllocatorSettings(
         restore_wait_s=config.restore_wait_s,
@@ -123,7 +124,7 @@ def _make_daemon(config: Config, opened: Opened, profile: DeviceProfile, start_s
         codec_version=parts.codec.version,
     )
     conversations = _revived(archive, parts.units, config.limits.contexts)
-    reporter = _reporter(config, opened, system, archive, conversations, profile, start_s)
+    reporter = _reporter(config, opened, system, archive, conversations, profile)
     service = _service(config, opened, system, archive, conversations, reporter)
     limits = Limits(frame_bytes_max=config.limits.frame_bytes, connections_max=config.limits.connections)
     server = RpcServer(service.methods(), allowed=PeerPolicy.same_user(config.socket_group), limits=limits)
@@ -155,14 +156,13 @@ def _reporter(
     archive: ContextArchive,
     conversations: Conversations,
     profile: DeviceProfile,
-    start_s: float,
 ) -> StatusReporter:
     return StatusReporter(
         allocator=system.allocator,
         memory=opened.parts.memory,
         staging=opened.parts.staging,
         engine=opened.parts.engine,
-        device=opened.device,
+        chosen=opened.chosen,
         store=opened.parts.store,
         conversations=conversations,
         archive=archive,
@@ -171,7 +171,6 @@ def _reporter(
         profile=profile,
         context_length=opened.context_length,
         baseline=opened.parts.baseline,
-        ready_s=trio.current_time() - start_s,
         activations=config.activations,
         store_bytes=opened.store_bytes,
         quota_bytes=config.swap.quota_bytes,
@@ -186,13 +185,11 @@ def _service(
     conversations: Conversations,
     reporter: StatusReporter,
 ) -> Service:
-    metadata = opened.parts.store.index.tokenizer
-    tokenizer = Tokenizer.from_metadata(metadata)
     return Service(
         compute=system.compute,
         allocator=system.to_allocator,
-        tokenizer=tokenizer,
-        template=_template(metadata, tokenizer),
+        tokenizer=opened.text.tokenizer,
+        template=opened.text.template,
         conversations=conversations,
         archive=archive,
         turnstile=reporter.turnstile,
@@ -203,12 +200,17 @@ def _service(
 
 
 async def _serve(
-    daemon: _Daemon, manager: ServiceManager, signals: AsyncIterator[int], config: Config
+    daemon: _Daemon,
+    manager: ServiceManager,
+    signals: AsyncIterator[int],
+    config: Config,
+    clock: StartClock,
 ) -> None:
     """Answer clients until a signal comes; then end every connection with a word."""
     listeners = _listeners(config)
     async with trio.open_nursery() as nursery:
         await nursery.start(daemon.server.serve, listeners)
+        daemon.reporter.ready_s = clock.ready()
         manager.tell("READY=1", "STATUS=ready")
         print("ready", file=sys.stderr, flush=True)
         async for number in signals:
@@ -235,12 +237,3 @@ async def _save(system: System) -> None:
         everything = system.allocator.snapshot().full_bytes
         await system.to_allocator.send(Evict(everything, "end of the daemon", False, None, reply))
         await reply.get()
-
-
-def _template(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The file's chat template; a broken one is a warning, since raw prompts work without it."""
-    try:
-        return ChatTemplate.from_metadata(metadata, tokenizer)
-    except MzdError as error:
-        log.warning("chat: %s", error)
-        return None

@@ -12,6 +12,7 @@ from mzd import __version__
 from mzd.actors.allocator import Allocator
 from mzd.actors.pressure_monitor import PressureMonitor
 from mzd.daemon.conversations import Conversation, Conversations
+from mzd.daemon.device_choice import ChosenDevice
 from mzd.daemon.turnstile import Turnstile
 from mzd.device.engine import Engine
 from mzd.device.opencl import OpenClDevice
@@ -36,7 +37,7 @@ class StatusReporter:
     memory: MemoryBackend
     staging: StagingPool
     engine: Engine
-    device: OpenClDevice
+    chosen: ChosenDevice
     store: WeightStore
     conversations: Conversations
     archive: ContextArchive
@@ -45,10 +46,10 @@ class StatusReporter:
     profile: DeviceProfile
     context_length: int
     baseline: Baseline
-    ready_s: float
     activations: str
     store_bytes: int
     quota_bytes: int
+    ready_s: float = 0.0
     clock: Callable[[], float] = trio.current_time
 
     def status(self) -> dict[str, Any]:
@@ -83,12 +84,15 @@ class StatusReporter:
         }
 
     def _device(self) -> dict[str, Any]:
+        device = self.chosen.device
         return {
-            "name": self.device.name,
-            "driver": self.device.driver,
-            "memory_backend": f"arena in {self.device.svm_level} SVM",
+            "name": device.name,
+            "driver": device.driver,
+            "memory_backend": _memory_backend(device),
             "huge_pages": self.memory.statistics().huge_pages,
-            "kernels": f"{self.activations} activations",
+            "kernels": f"{device.kernel_class} kernels, {self.activations} activations",
+            "pointer_lists": device.pointer_lists.used,
+            "refused": [asdict(refusal) for refusal in self.chosen.refusals],
         }
 
     def ledger(self) -> Ledger:
@@ -158,6 +162,19 @@ class StatusReporter:
             "pinned": False,
             "state": "ok",
         }
+
+
+def _memory_backend(device: OpenClDevice) -> str:
+    """How units lie in the device's memory."""
+    if device.owns_host_pages:
+        return f"arena in {device.svm_level} SVM"
+    kinds = {
+        "fine_svm": "fine-grain SVM, an allocation a unit",
+        "coarse_svm": "coarse-grain SVM, an allocation a unit, mapped for the host",
+        "staged": "buffers in the device's memory, filled through pinned memory",
+        "buffers": "buffers, mapped for the host",
+    }
+    return kinds[device.memory_kind]
 
 
 def _stale(name: str, error: MzdError) -> dict[str, Any]:

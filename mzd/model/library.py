@@ -154,10 +154,19 @@ class ModelLibrary:
         Raises:
             MzdError: `not_found`; else as `import_gguf`.
         """
-        if "/" in name_or_path or name_or_path.endswith(".gguf"):
+        if _is_path(name_or_path):
             return self._resolve_file(Path(name_or_path).absolute(), progress)
         model = self.find(name_or_path)
         return model if self.is_ready(model) else self._remake(model, progress)
+
+    def open_store(self, name_or_path: str, *, progress: Progress | None = None) -> WeightStore:
+        """Open the store of a model, made ready first; arguments and errors as `resolve`.
+
+        The index of a store that is ready is read once: with its vocabulary it takes a while.
+        """
+        model = None if _is_path(name_or_path) else self.get(name_or_path)
+        store = None if model is None else self._open_ready(model)
+        return store or WeightStore.open(self.resolve(name_or_path, progress=progress).store_path)
 
     def import_file(
         self, path: Path, name: str | None = None, *, progress: Progress | None = None
@@ -227,11 +236,21 @@ class ModelLibrary:
 
     def is_ready(self, model: InstalledModel) -> bool:
         """Whether the model's store is there, whole, of this version, and made of the recorded file."""
+        store = self._open_ready(model)
+        if store is not None:
+            store.close()
+        return store is not None
+
+    def _open_ready(self, model: InstalledModel) -> WeightStore | None:
+        """The model's store, or None if it is not ready."""
         try:
-            with WeightStore.open(model.store_path) as store:
-                return store.index.source.sha256 == model.origin.sha256
+            store = WeightStore.open(model.store_path)
         except MzdError:
-            return False
+            return None
+        if store.index.source.sha256 == model.origin.sha256:
+            return store
+        store.close()
+        return None
 
     def _resolve_file(self, path: Path, progress: Progress | None) -> InstalledModel:
         path = source_paths(path)[0]
@@ -274,6 +293,11 @@ class ModelLibrary:
             shutil.rmtree(leftover, ignore_errors=True)
         for leftover in self.root.glob(f"*/.*{PARTIAL_SUFFIX}"):
             leftover.unlink(missing_ok=True)
+
+
+def _is_path(name_or_path: str) -> bool:
+    """Whether a file is meant, not a name in the library."""
+    return "/" in name_or_path or name_or_path.endswith(".gguf")
 
 
 def _check_sha256(source: str, found: str, expected: str | None) -> None:

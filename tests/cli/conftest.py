@@ -23,11 +23,17 @@ from mzd.rpc.server import RpcServer
 STATUS = {
     "version": "1.2.3",
     "state": "idle",
+    "ready_s": 1.25,
     "model": {
         "name": "smollm2", "architecture": "llama", "num_layers": 30, "context_length": 8192,
         "file": "x.gguf",
     },
-    "device": {"name": "pocl", "driver": "3.1", "memory_backend": "arena", "kernels": "f32 activations"},
+    "device": {
+        "name": "pocl", "driver": "3.1", "memory_backend": "arena", "kernels": "f32 activations",
+        "refused": [
+            {"device": "Mali", "memory": "staged", "kernels": "gpu", "kernel": "embed", "reason": "no"},
+        ],
+    },
     "memory": {
         "weights_bytes": 98_000_000, "kv_bytes": 5_000_000, "head_bytes": 1, "compressed_bytes": 0,
         "staging_bytes": 0, "scratch_bytes": 0, "baseline_bytes": 40_000_000, "total_bytes": 143_000_001,

@@ -28,6 +28,8 @@ def test_status_shows_where_memory_is_and_how_to_free_it(daemon, capsys):
         "unknown available",
         "below the floor",
         "a[bold]b",
+        "ready 1.2 s after its start",
+        "refused Mali (staged): no",
     ):
         assert fact in shown
     assert "2 h ago" in shown

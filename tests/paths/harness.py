@@ -22,7 +22,9 @@ import trio
 
 from mzd.daemon import assembly, main, wiring
 from mzd.daemon.config import Config, PressureConfig, ThreadsConfig
+from mzd.daemon.device_choice import ChosenDevice
 from mzd.daemon.status import StatusReporter
+from mzd.daemon.text import read_text
 from mzd.daemon.unit_memory import open_unit_memory
 from mzd.device.engine import Engine
 from mzd.device.opencl import OpenClDevice
@@ -211,7 +213,7 @@ async def open_daemon(
             opened.parts.memory = memory(device.reserve_svm)
         opened.parts.room = partial(_room, available_bytes)
         with mock.patch.object(wiring, "worker_groups", workers or wiring_worker_groups):
-            made = main._make_daemon(config, opened, DEFAULT_PROFILE, trio.current_time())
+            made = main._make_daemon(config, opened, DEFAULT_PROFILE)
         path = f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='mzd-'))}/s"
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(_listening(path)))
         with alone():
@@ -257,7 +259,8 @@ def _open_parts(
     stack.callback(contexts.close)
     memory = open_unit_memory(device, stack, huge_pages=config.huge_pages, lock_memory=config.lock_memory)
     parts = assembly._parts(config, store, memory, engine, contexts)
-    return assembly.Opened(parts, device, contexts, store.index.config.context_length, 0)
+    chosen, text = ChosenDevice(device, refusals=()), read_text(store.index.tokenizer)
+    return assembly.Opened(parts, chosen, text, contexts, store.index.config.context_length, 0)
 
 
 def _room(available_bytes: Callable[[], int | None] | None) -> MemoryRoom | None:
