@@ -9,20 +9,28 @@ import numpy as np
 import pyopencl as cl
 
 from mzd.benchmarks.statistics import Series
+from mzd.device.libopencl import opencl_error
 from mzd.device.opencl import OpenClDevice
 from mzd.device.selection import all_devices
 
 COPY_BYTES: Final = 256 << 20
 
 
-def copy_seconds(device: OpenClDevice, num_rounds: int, *, size_bytes: int = COPY_BYTES) -> Series:
+def copy_seconds(device: OpenClDevice, num_rounds: int, size_bytes: int) -> Series:
     """Seconds of a copy of `size_bytes` (`clEnqueueCopyBuffer`), which moves each byte twice.
 
     By the device's own clock, unless it is the host's cores. The copy has a context of its own.
 
     Raises:
-        pyopencl.Error: the device has no room for two such buffers.
+        MzdError: `insufficient_memory` and the like; the device does not hold two such buffers.
     """
+    try:
+        return _measure(device, num_rounds, size_bytes)
+    except cl.Error as error:
+        raise opencl_error(error.code, "clEnqueueCopyBuffer") from error
+
+
+def _measure(device: OpenClDevice, num_rounds: int, size_bytes: int) -> Series:
     handle = next(found for found in all_devices() if found.name.strip() == device.name)
     context = cl.Context([handle])
     properties = cl.command_queue_properties.PROFILING_ENABLE

@@ -23,7 +23,7 @@ class InitParams(ctypes.Structure):
 
 _LogCallback = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
 
-_BASE: dict[str, tuple[Any, list[Any]]] = {
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_log_set": (None, [c_void_p, c_void_p]),
     "ggml_init": (c_void_p, [InitParams]),
     "ggml_free": (None, [c_void_p]),
@@ -44,8 +44,6 @@ _BASE: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_dev_supports_op": (c_bool, [c_void_p, c_void_p]),
     "ggml_backend_graph_compute": (c_int, [c_void_p, c_void_p]),
     "ggml_backend_free": (None, [c_void_p]),
-}
-_CPU: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_cpu_init": (c_void_p, []),
     "ggml_backend_cpu_reg": (c_void_p, []),
     "ggml_backend_cpu_set_n_threads": (None, [c_void_p, c_int]),
@@ -53,39 +51,41 @@ _CPU: dict[str, tuple[Any, list[Any]]] = {
 
 
 class GgmlLibrary:
-    """ggml's tensors (`base`) and its CPU backend (`cpu`).
+    """ggml's functions, tensors as well as the CPU backend, in `functions`.
+
+    They are looked up through llama.cpp's own library, which depends on ggml's: a wheel cannot hold links, so
+    what has several names in it is several files, and loading another one would be a second ggml.
 
     Raises:
-        MzdError: `not_found`; the binding does not bundle them where they are looked for.
+        MzdError: `not_found`; the binding does not bundle them, or loads backends as it needs them.
     """
 
     def __init__(self, binding: ModuleType) -> None:
-        directory = Path(str(binding.__file__)).parent / "lib"
-        self.base: Any = _open(directory, "ggml-base", _BASE)
-        self.cpu: Any = _open(directory, "ggml-cpu", _CPU)
+        self.functions: Any = _open(Path(str(binding.__file__)).parent / "lib")
         self._log = _LogCallback(lambda *_: None)  # a line a matrix on stderr, else; must outlive its use
-        self.base.ggml_log_set(self._log, None)
+        self.functions.ggml_log_set(self._log, None)
 
     def buffer_types(self, backend: int) -> dict[str, int]:
         """Handles of the buffer types that llama.cpp might give weights, by name; its default first.
 
         Its AMX type is left out: builds die of an illegal instruction in it on some machines (`llama_probe`).
         """
-        default = self.base.ggml_backend_get_default_buffer_type(backend)
+        default = self.functions.ggml_backend_get_default_buffer_type(backend)
         found = [default, *self._extra_buffer_types()]
-        named = {self.base.ggml_backend_buft_name(handle).decode(): handle for handle in found}
+        named = {self.functions.ggml_backend_buft_name(handle).decode(): handle for handle in found}
         return {name: handle for name, handle in named.items() if handle == default or name == REPACKED}
 
     @property
     def device(self) -> int:
         """Handle of the CPU as a device of ggml."""
-        handle: int = self.base.ggml_backend_reg_dev_get(self.cpu.ggml_backend_cpu_reg(), 0)
+        handle: int = self.functions.ggml_backend_reg_dev_get(self.functions.ggml_backend_cpu_reg(), 0)
         return handle
 
     def _extra_buffer_types(self) -> Iterator[int]:
         """Handles of the CPU's buffer types beside its default."""
+        registry = self.functions.ggml_backend_cpu_reg()
         name = b"ggml_backend_dev_get_extra_bufts"
-        address = self.base.ggml_backend_reg_get_proc_address(self.cpu.ggml_backend_cpu_reg(), name)
+        address = self.functions.ggml_backend_reg_get_proc_address(registry, name)
         if not address:
             return
         handles = ctypes.CFUNCTYPE(POINTER(c_void_p), c_void_p)(address)(self.device)
@@ -95,15 +95,15 @@ class GgmlLibrary:
             number += 1
 
 
-def _open(directory: Path, name: str, signatures: dict[str, tuple[Any, list[Any]]]) -> ctypes.CDLL:
-    paths = [directory / f"lib{name}{suffix}" for suffix in (".so", ".dylib")]
+def _open(directory: Path) -> ctypes.CDLL:
+    paths = [directory / f"libllama{suffix}" for suffix in (".so", ".dylib")]
     path = next((path for path in paths if path.exists()), None)
     if path is None:
-        raise MzdError("not_found", f"llama.cpp's binding has no lib{name} in {directory}")
+        raise MzdError("not_found", f"llama.cpp's binding has no libllama in {directory}")
     library = ctypes.CDLL(str(path))
-    for function_name, (restype, argtypes) in signatures.items():
-        function = getattr(library, function_name, None)
+    for name, (restype, argtypes) in _SIGNATURES.items():
+        function = getattr(library, name, None)
         if function is None:
-            raise MzdError("not_found", f"{path} has no {function_name}: another version than is known here")
+            raise MzdError("not_found", f"{path} has no {name}: another build or version than is known here")
         function.restype, function.argtypes = restype, argtypes
     return library

@@ -34,7 +34,7 @@ class GgmlMatmul:
         num_copies: int,
         buffer_type: int,
     ) -> None:
-        self._base = library.base
+        self._ggml = library.functions
         self._backend = backend
         self._y_shape = len(x), len(raw)
         self._contexts: list[int] = []
@@ -54,22 +54,22 @@ class GgmlMatmul:
         num_copies: int,
         buffer_type: int,
     ) -> None:
-        base, cols = self._base, x.shape[1]
+        ggml, cols = self._ggml, x.shape[1]
         weights_context = self._context(num_copies)
-        weights = [base.ggml_new_tensor_2d(weights_context, type, cols, len(raw)) for _ in range(num_copies)]
+        weights = [ggml.ggml_new_tensor_2d(weights_context, type, cols, len(raw)) for _ in range(num_copies)]
         self._allocate(weights_context, buffer_type)
         context = self._context(num_copies + 1, graph_nodes=num_copies)
-        inputs = base.ggml_new_tensor_2d(context, GgmlType.F32, *x.shape[::-1])
-        outputs = [base.ggml_mul_mat(context, matrix, inputs) for matrix in weights]
-        if not base.ggml_backend_dev_supports_op(library.device, outputs[0]):
+        inputs = ggml.ggml_new_tensor_2d(context, GgmlType.F32, *x.shape[::-1])
+        outputs = [ggml.ggml_mul_mat(context, matrix, inputs) for matrix in weights]
+        if not ggml.ggml_backend_dev_supports_op(library.device, outputs[0]):
             raise MzdError("unsupported_type", f"llama.cpp has no kernel for {type.name} in this memory")
-        self._graph = base.ggml_new_graph_custom(context, 2 * num_copies + 1, False)
+        self._graph = ggml.ggml_new_graph_custom(context, 2 * num_copies + 1, False)
         for output in outputs:
-            base.ggml_build_forward_expand(self._graph, output)
-        self._allocate(context, base.ggml_backend_get_default_buffer_type(self._backend))
+            ggml.ggml_build_forward_expand(self._graph, output)
+        self._allocate(context, ggml.ggml_backend_get_default_buffer_type(self._backend))
         for matrix in weights:
-            base.ggml_backend_tensor_set(matrix, raw.ctypes.data, 0, raw.nbytes)
-        base.ggml_backend_tensor_set(inputs, x.ctypes.data, 0, x.nbytes)
+            ggml.ggml_backend_tensor_set(matrix, raw.ctypes.data, 0, raw.nbytes)
+        ggml.ggml_backend_tensor_set(inputs, x.ctypes.data, 0, x.nbytes)
         self._last = outputs[-1]
 
     def run(self) -> None:
@@ -78,35 +78,35 @@ class GgmlMatmul:
         Raises:
             MzdError: `internal`; ggml refused.
         """
-        status = self._base.ggml_backend_graph_compute(self._backend, self._graph)
+        status = self._ggml.ggml_backend_graph_compute(self._backend, self._graph)
         if status:
             raise MzdError("internal", f"ggml_backend_graph_compute failed with {status}")
 
     def result(self) -> NDArray[np.float32]:
         """(tokens, rows) float32 of the last copy."""
         y = np.empty(self._y_shape, np.float32)
-        self._base.ggml_backend_tensor_get(self._last, y.ctypes.data, 0, y.nbytes)
+        self._ggml.ggml_backend_tensor_get(self._last, y.ctypes.data, 0, y.nbytes)
         return y
 
     def close(self) -> None:
         """Free everything but the backend."""
         for buffer in self._buffers:
-            self._base.ggml_backend_buffer_free(buffer)
+            self._ggml.ggml_backend_buffer_free(buffer)
         for context in self._contexts:
-            self._base.ggml_free(context)
+            self._ggml.ggml_free(context)
 
     def _context(self, num_tensors: int, *, graph_nodes: int = 0) -> int:
         """A context for the descriptions of tensors and perhaps a graph; their data lie elsewhere."""
-        size_bytes = (2 * num_tensors + 1) * self._base.ggml_tensor_overhead()
+        size_bytes = (2 * num_tensors + 1) * self._ggml.ggml_tensor_overhead()
         if graph_nodes:
-            size_bytes += self._base.ggml_graph_overhead_custom(2 * graph_nodes + 1, False)
-        context: int = self._base.ggml_init(InitParams(size_bytes, None, True))
+            size_bytes += self._ggml.ggml_graph_overhead_custom(2 * graph_nodes + 1, False)
+        context: int = self._ggml.ggml_init(InitParams(size_bytes, None, True))
         self._contexts.append(context)
         return context
 
     def _allocate(self, context: int, buffer_type: int) -> None:
         """Give the tensors of a context memory."""
-        buffer = self._base.ggml_backend_alloc_ctx_tensors_from_buft(context, buffer_type)
+        buffer = self._ggml.ggml_backend_alloc_ctx_tensors_from_buft(context, buffer_type)
         if not buffer:
             raise MzdError("insufficient_memory", "llama.cpp has no room for the matrices")
         self._buffers.append(buffer)

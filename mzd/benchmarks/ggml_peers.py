@@ -18,15 +18,18 @@ class GgmlPeers:
 
     def __init__(self, library: GgmlLibrary, threads: int) -> None:
         self._library = library
-        self._backend: int = library.cpu.ggml_backend_cpu_init()
-        library.cpu.ggml_backend_cpu_set_n_threads(self._backend, threads)
+        self._backend: int = library.functions.ggml_backend_cpu_init()
+        library.functions.ggml_backend_cpu_set_n_threads(self._backend, threads)
         self._buffer_types = library.buffer_types(self._backend)
 
     @classmethod
     def find(cls, threads: int) -> GgmlPeers | None:
-        """llama.cpp's kernels on `threads` threads, or None where its binding is missing."""
+        """llama.cpp's kernels on `threads` threads, or None where its binding or they are missing."""
         binding = import_binding()
-        return None if binding is None else cls(GgmlLibrary(binding), threads)
+        try:
+            return None if binding is None else cls(GgmlLibrary(binding), threads)
+        except MzdError:
+            return None
 
     @contextmanager
     def products(self, operands: PeerOperands, num_copies: int) -> Iterator[dict[str, GgmlMatmul]]:
@@ -64,7 +67,7 @@ class GgmlPeers:
 
     def close(self) -> None:
         """Free the backend."""
-        self._library.base.ggml_backend_free(self._backend)
+        self._library.functions.ggml_backend_free(self._backend)
 
 
 def seconds(product: GgmlMatmul) -> float:

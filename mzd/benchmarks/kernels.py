@@ -24,8 +24,8 @@ Report = Callable[[str], None]
 
 READ: Final = "plain read"
 COPY: Final = "copy"
-RATIOS: Final = ("over_read", "over_copy", "over_llama_cpp")
-FIGURES: Final = ("gb_s", "gflop_s", *RATIOS)
+FIGURES: Final = ("gb_s", "gflop_s", "over_read", "over_copy", "over_llama_cpp")
+"""Of a row, what the summary has too."""
 
 
 async def run_kernels(models: Sequence[str], *, quick: bool, report: Report) -> BenchResult:
@@ -64,10 +64,28 @@ async def measure_kernels(
 
 def _notes(device: OpenClDevice, peers: GgmlPeers | None) -> list[str]:
     clock = "the host's clock, launches included" if device.kernel_class == "cpu" else "the device's own"
-    notes = [f"times by {clock}; memory {device.memory_kind}, kernels for a {device.kernel_class}"]
+    notes = [
+        f"times by {clock}; memory {device.memory_kind}, kernels for a {device.kernel_class}",
+        "weights, KV and activations are drawn from a seed; nothing is read from storage",
+    ]
     if peers is None:
         notes.append("llama.cpp's binding is missing or the device is no CPU: over_llama_cpp is absent")
     return notes
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of one launch.
+
+    Attributes:
+        own: of the kernel.
+        read: of the plain read of the same bytes; None for what is none of our kernels.
+        peer: of the faster of llama.cpp's kernels; None where it was not asked.
+    """
+
+    own: Series
+    read: Series | None = None
+    peer: Series | None = None
 
 
 @dataclass(slots=True)
@@ -84,10 +102,10 @@ class _KernelBench:
 
     def measure_copy(self) -> None:
         """The device's own copy, which moves each byte twice: what `over_copy` is a share of."""
-        series = copy_seconds(self.device, self.num_rounds)
+        series = copy_seconds(self.device, self.num_rounds, COPY_BYTES)
         work = Work(COPY, f"{COPY_BYTES >> 20} MiB", 0, 2 * COPY_BYTES, 0)
         self.copy_bytes_per_s = work.size_bytes / series.median
-        self._add(work, COPY, series, {})
+        self._add(work, COPY, Times(series))
 
     async def measure(self, make: MakeGroup) -> None:
         """Make a group, check it, measure it, and free its memory."""
@@ -112,14 +130,13 @@ class _KernelBench:
                 products = stack.enter_context(self.peers.products(group.peer(), group.num_launches))
             contestants |= {name: _timed(partial(seconds, product)) for name, product in products.items()}
             measured = await interleave(contestants, self.num_rounds)
-        per_launch = {name: series.scaled(1 / group.num_launches) for name, series in measured.items()}
+        times = {name: series.scaled(1 / group.num_launches) for name, series in measured.items()}
+        peer = min((times[name] for name in products), key=lambda series: series.median, default=None)
         for variant in group.variants:
-            ratios = _ratios(per_launch, variant.name, products)
-            self._add(group.work, variant.name, per_launch[variant.name], ratios)
+            self._add(group.work, variant.name, Times(times[variant.name], times[READ], peer))
 
-    def _add(self, work: Work, name: str, series: Series, ratios: Mapping[str, float]) -> None:
-        over_copy = work.size_bytes / series.median / self.copy_bytes_per_s
-        row = kernel_row(work, name, series, {"over_copy": over_copy, **ratios})
+    def _add(self, work: Work, name: str, times: Times) -> None:
+        row = kernel_row(work, name, times, self.copy_bytes_per_s)
         self.result.rows.append(row)
         figures = {key: value for key in FIGURES if isinstance(value := row[key], float)}
         self.figures.setdefault(summary_name(work, name), []).append(figures)
@@ -140,25 +157,28 @@ def _timed(measure: Callable[[], float]) -> Callable[[], Awaitable[float]]:
     return timed
 
 
-def _ratios(measured: Mapping[str, Series], name: str, peers: Iterable[str]) -> Mapping[str, float]:
-    """Times of a kernel over those of the plain read, and of the fastest peer where there is one."""
-    found = {"over_read": ratio(measured[name], measured[READ])}
-    over_peers = [ratio(measured[name], measured[peer]) for peer in peers]
-    return found | ({"over_llama_cpp": max(over_peers)} if over_peers else {})
-
-
-def kernel_row(work: Work, name: str, series: Series, ratios: Mapping[str, float]) -> Row:
-    """One line of the table; `series` are seconds of one launch."""
+def kernel_row(work: Work, name: str, times: Times, copy_bytes_per_s: float) -> Row:
+    """One line of the table."""
+    bytes_per_s = work.size_bytes / times.own.median
     return {
         "kernel": name,
         "shape": work.shape,
         "tokens": work.tokens,
-        **series.fields("time"),
-        "gb_s": work.size_bytes / series.median / 1e9,
-        "gflop_s": work.flops / series.median / 1e9 if work.flops else None,
-        **{key: ratios.get(key) for key in RATIOS},
-        "rounds": len(series.values),
+        "gb_s": bytes_per_s / 1e9,
+        "gflop_s": work.flops / times.own.median / 1e9 if work.flops else None,
+        "over_read": None if times.read is None else ratio(times.own, times.read),
+        "over_copy": bytes_per_s / copy_bytes_per_s,
+        "over_llama_cpp": None if times.peer is None else ratio(times.own, times.peer),
+        **times.own.fields("time"),
+        **_fields(times.read, "read"),
+        **_fields(times.peer, "llama_cpp"),
+        "rounds": len(times.own.values),
     }
+
+
+def _fields(series: Series | None, name: str) -> dict[str, float | None]:
+    """Its columns, empty where nothing was measured."""
+    return {f"{name}_s": None, f"{name}_spread_s": None} if series is None else dict(series.fields(name))
 
 
 def summary_name(work: Work, name: str) -> str:

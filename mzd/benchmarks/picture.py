@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _DPI: Final = 144
+_GROUPS_SIDE_BY_SIDE: Final = 12
+"""More than that have their names slanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class Plot:
         value: the height of the bars.
         spread: the length of the error bars, or None where the rows have none for `value`.
         unit: what `value` is measured in.
+        logarithmic: whether tens lie as far apart as hundreds.
     """
 
     groups: tuple[str, ...]
@@ -32,13 +35,16 @@ class Plot:
     value: str
     spread: str | None
     unit: str
+    logarithmic: bool = False
 
 
 PLOTS: Final[Mapping[str, Plot]] = {
     "breakdown": Plot(("model", "stage"), "system", "time_s", "time_spread_s", "seconds"),
     "engine": Plot(("model", "case", "context_tokens"), "system", "tokens_per_s", None, "tokens a second"),
     "evict": Plot(("model", "remaining"), "copies", "all_bytes_s_per_gb", None, "seconds a GB"),
-    "kernels": Plot(("tokens", "shape"), "kernel", "gb_s", None, "GB a second"),
+    "kernels": Plot(
+        ("kernel",), "tokens", "over_read", None, "times a plain read (the worst shape)", logarithmic=True
+    ),
     "order": Plot(("model",), "order", "ttft_s", "ttft_spread_s", "seconds to the first token"),
     "overlap": Plot(("model",), "system", "ttft_s", "ttft_spread_s", "seconds to the first token"),
     "swap": Plot(("model", "remaining"), "restore", "time_s", "time_spread_s", "seconds"),
@@ -73,7 +79,8 @@ def _kind(result: Mapping[str, Any]) -> str:
 
 
 def draw_bars(axes: Axes, rows: Sequence[Mapping[str, Any]], plot: Plot) -> None:
-    """Draw one bar a row: colours side by side within a group."""
+    """Draw one bar a row: colours side by side within a group. Rows without the value are left out."""
+    rows = [row for row in rows if row[plot.value] is not None]
     groups = list(dict.fromkeys(group_name(row, plot.groups) for row in rows))
     colours = list(dict.fromkeys(str(row[plot.colour]) for row in rows))
     width = 0.8 / len(colours)
@@ -82,9 +89,11 @@ def draw_bars(axes: Axes, rows: Sequence[Mapping[str, Any]], plot: Plot) -> None
         places = [groups.index(group_name(row, plot.groups)) + (shift + 0.5) * width - 0.4 for row in mine]
         errors = None if plot.spread is None else [row[plot.spread] / 2 for row in mine]
         axes.bar(places, [row[plot.value] for row in mine], width, yerr=errors, capsize=2, label=colour)
-    axes.set_xticks(range(len(groups)), groups, fontsize=8)
+    turned = 60 if len(groups) > _GROUPS_SIDE_BY_SIDE else 0
+    axes.set_xticks(range(len(groups)), groups, fontsize=8, rotation=turned)
+    axes.set_yscale("log" if plot.logarithmic else "linear")
     axes.set_ylabel(plot.unit)
-    axes.legend()
+    axes.legend(title=plot.colour)
 
 
 def group_name(row: Mapping[str, Any], columns: Sequence[str]) -> str:

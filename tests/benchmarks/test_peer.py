@@ -108,7 +108,7 @@ def test_a_type_that_is_not_drawn_is_refused(tmp_path):
 
 
 def test_a_binding_without_its_libraries_is_named(tmp_path):
-    with pytest.raises(MzdError, match="has no libggml-base"):
+    with pytest.raises(MzdError, match="has no libllama"):
         GgmlLibrary(SimpleNamespace(__file__=str(tmp_path / "__init__.py")))
 
 
