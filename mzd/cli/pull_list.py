@@ -57,4 +57,5 @@ def show_known_models(shown: Mapping[str, Any]) -> None:
 
 def _total_bytes(totals: Iterable[Mapping[str, Any]], context_tokens: int) -> int:
     """The need at a length, or at the model's own where that is the shorter."""
-    return max(total["total_bytes"] for total in totals if total["context_tokens"] <= context_tokens)
+    needs: list[int] = [t["total_bytes"] for t in totals if t["context_tokens"] <= context_tokens]
+    return max(needs)
