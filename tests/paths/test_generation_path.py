@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -14,8 +15,18 @@ from tests.paths.harness import BLOCKED_S, open_daemon, slow_workers
 PIECES = (5, 5, 22)
 """Tokens that a context is asked for at a time; the contexts take turns."""
 
-CLEAR_MARGIN = 0.05
-"""Between the two best logits; under it, steps of other shapes may choose otherwise (case 048)."""
+CLEAR_MARGIN = 0.1
+"""Between the two best logits; under it, steps of other shapes may choose otherwise (case 048).
+
+Such steps move a logit by up to 0.016 here; nine choices in ten have this margin.
+"""
+
+POSITIONS_MAX = 40
+"""Looked at for choices with clear margins, before it counts as an error that there are too few."""
+
+NUM_CANCELLED = 50
+CYCLES_MAX = 130
+"""As many as the context has room for."""
 
 
 def some_tokens(count, seed=0):
@@ -47,17 +58,33 @@ async def test_greedy_tokens_equal_the_references(device, fixture_store, golden,
     assert said == [expected for _, expected in golden]
 
 
-async def same_by_clear_margins(daemon, context, tokens, count):
-    """It goes on as a new context with its tokens does, as far as margins are clear; tokens compared."""
-    await daemon.generate("fresh", tokens, 0)
-    fresh = await daemon.generate("fresh", [], count, logprobs=2)
-    await daemon.call("drop", context="fresh")
-    found = await daemon.generate(context, [], count)
-    for i, step in enumerate(fresh["logprobs"]):
-        if step["top"][0]["logprob"] - step["top"][1]["logprob"] < CLEAR_MARGIN:
-            return i
-        assert found["tokens"][i] == fresh["tokens"][i], f"token {i} after {len(tokens)} of {context}"
-    return count
+async def logits_after(daemon, context, tokens):
+    """(vocab,) float32: what the context would choose from once it has been given `tokens`."""
+    daemon.engine.seen.clear()
+    await daemon.generate(context, tokens, 0)
+    return daemon.engine.seen[-1][0]
+
+
+async def check_goes_on(daemon, context, tokens, count):
+    """The context goes on as a new one with its tokens does: `count` choices, those with clear margins.
+
+    Both are given the new one's choices, so that a doubtful step changes nothing for those behind it. A
+    context near the end of its length may have fewer than `count`.
+    """
+    num_positions = min(POSITIONS_MAX, daemon.opened.context_length - len(tokens))
+    num_compared, known, more = 0, tokens, []
+    for i in range(num_positions):
+        expected = await logits_after(daemon, "fresh", known)
+        found = await logits_after(daemon, context, more)
+        if np.ptp(np.sort(expected)[-2:]) >= CLEAR_MARGIN:
+            assert found.argmax() == expected.argmax(), f"token {i} after {len(tokens)} of {context}"
+            num_compared += 1
+        if num_compared == count:
+            break
+        known = more = [int(expected.argmax())]
+    assert num_compared == count or num_positions < POSITIONS_MAX
+    if num_positions:
+        await daemon.call("drop", context="fresh")
 
 
 # Cases from the field.
@@ -231,7 +258,7 @@ async def test_an_eviction_meanwhile_takes_only_what_is_not_needed(device, long_
         assert result["tokens"] == alone["tokens"]
         assert "in_use" in evicted["warnings"] or evicted["freed_bytes"] > 0
         await daemon.settle()
-        assert await same_by_clear_margins(daemon, "c", prompt + result["tokens"], 4) > 0
+        await check_goes_on(daemon, "c", prompt + result["tokens"], 4)
 
 
 async def test_requests_in_a_row_each_end_though_all_is_evicted_between(device, long_store, tmp_path):
@@ -247,31 +274,39 @@ async def test_requests_in_a_row_each_end_though_all_is_evicted_between(device, 
 
 
 async def test_cancelling_at_any_moment_leaks_nothing(device, long_store, tmp_path):
-    """Cases 060 and 064: fifty times, in restore, prefill or decode; then the context goes on."""
+    """Cases 060 and 064: fifty times, in restore, prefill or decode; then the context goes on.
+
+    The moment lies anywhere in what the last request took that nobody cancelled, however fast the machine is.
+    """
     rng = random.Random(5)
+    num_cancelled, whole_s = 0, math.inf
     workers = slow_workers(seed=5, delay_s=0.002)
-    num_cancelled = 0
     async with open_daemon(device, long_store, tmp_path, workers=workers) as daemon:
         await daemon.generate("c", some_tokens(500))
-        for i in range(50):
+        for i in range(CYCLES_MAX):
             await daemon.evict(rng.choice((0.5, 1.0)))
-            with trio.move_on_after(rng.random() * 0.08) as scope:
+            start_s = trio.current_time()
+            with trio.move_on_after(rng.random() * whole_s) as scope:
                 await daemon.generate("c", some_tokens(4, seed=i), 6)
-            num_cancelled += scope.cancelled_caught
+                whole_s = trio.current_time() - start_s
             await daemon.settle()
+            num_cancelled += scope.cancelled_caught
+            if num_cancelled == NUM_CANCELLED:
+                break
         known = next(c for c in daemon.conversations if c.name == "c")
-        assert await same_by_clear_margins(daemon, "c", list(known.tokens), 8) > 0
+        await check_goes_on(daemon, "c", list(known.tokens), 8)
         await daemon.settle()
-    assert num_cancelled > 10
+    assert num_cancelled == NUM_CANCELLED
 
 
 OPERATIONS = ("generate", "generate", "generate", "evict", "evict", "cancelled", "restore", "drop", "status")
 
 
 async def test_any_mix_of_requests_goes_on(device, long_store, tmp_path):
-    """Case 057: 500 operations from three clients at once; none takes 5 s, and all contexts are right."""
+    """Case 057: 500 operations from three clients at once; none is stuck, and all contexts are right."""
     num_done = 0
     async with open_daemon(device, long_store, tmp_path) as daemon:
+        await daemon.generate("bystander", some_tokens(600))
 
         async def user(seed):
             nonlocal num_done
@@ -284,12 +319,11 @@ async def test_any_mix_of_requests_goes_on(device, long_store, tmp_path):
             for seed in range(3):
                 nursery.start_soon(user, seed)
         await daemon.settle()
-        num_compared = 0
+        assert "bystander" in {known.name for known in daemon.conversations}
         for known in list(daemon.conversations):
-            num_compared += await same_by_clear_margins(daemon, known.name, list(known.tokens), 4)
+            await check_goes_on(daemon, known.name, list(known.tokens), 4)
             await daemon.evict()
             await daemon.settle()
-    assert num_compared > 0
 
 
 async def one_operation(daemon, rng, context):
