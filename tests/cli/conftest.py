@@ -76,6 +76,10 @@ EVENTS = [
 ]
 
 
+STUCK_S = 60.0
+"""What takes longer will not end."""
+
+
 @dataclass
 class FakeDaemon:
     """What was asked, and how it is answered."""
@@ -86,6 +90,7 @@ class FakeDaemon:
     words: tuple[str, ...] = ("Hello", ", ", "world")
     interrupt: bool = False
     cancelled: list[str] = field(default_factory=list)
+    usual_handler: Any = field(default_factory=lambda: signal.getsignal(signal.SIGINT))
 
     async def generate(self, params: Any, call: Call) -> dict[str, Any]:
         if params.stream:
@@ -102,10 +107,12 @@ class FakeDaemon:
         return {"context": params.context or "c1", "text": text, "finish_reason": "stop"}
 
     async def _until_cancelled(self, call: Call) -> None:
+        """Press Ctrl-C, once the client listens to it: it answers after all text that was sent before."""
         try:
-            await trio.sleep(0.1)  # the client has its text
+            while signal.getsignal(signal.SIGINT) is self.usual_handler:  # noqa: ASYNC110 - it is no event
+                await trio.sleep(0.001)
             os.kill(os.getpid(), signal.SIGINT)
-            await trio.sleep(10)
+            await trio.sleep(STUCK_S)
         finally:
             self.cancelled.append(call.request)
 
@@ -149,10 +156,10 @@ def daemon(tmp_path, monkeypatch):
 
     thread = threading.Thread(target=trio.run, args=(serve,))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(STUCK_S)
     monkeypatch.setenv("MZD_SOCKET", str(fake.path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     yield fake
     tokens[0].run_sync_soon(server.stop)
-    thread.join(10)
+    thread.join(STUCK_S)
     assert not thread.is_alive()
