@@ -19,7 +19,14 @@ from mzd.errors import MzdError
 from mzd.rpc.blocking_client import BlockingClient
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-END_S = 60.0
+END_S = 300.0
+"""What takes longer will not end; a first start compiles all kernels."""
+
+LONG_NAME = 128 * "\N{CJK UNIFIED IDEOGRAPH-20000}"
+"""Of a request, and told with each token: after some two hundred of them a socket is full."""
+
+ENDLESS = {"tokens": [7, 8, 9], "max_tokens": 1000, "temperature": 0, "stream": True, "request": LONG_NAME}
+"""An answer that waits for its client to read, and so does not end before a client that is slow acts."""
 
 
 def environment(home):
@@ -157,14 +164,13 @@ def check_stream(client):
 
 def check_cancel(daemon, client):
     """Case 063: a request that waits is cancelled by its name, and the one that runs goes on."""
-    long = {"tokens": some_tokens(20), "max_tokens": 400, "temperature": 0}
-    running = client.start("generate", long | {"context": "r", "request": "running"})
-    waiting = client.start("generate", long | {"context": "w", "request": "waiting"})
+    running = client.start("generate", ENDLESS | {"context": "r"})
+    waiting = client.start("generate", ENDLESS | {"context": "w", "request": "waiting"})
     assert daemon.call("cancel", request="waiting") == {"cancelled": True}
     with pytest.raises(MzdError, match="cancelled"):
         client.wait(waiting)
     assert daemon.call("cancel", request="waiting") == {"cancelled": False}
-    assert daemon.call("cancel", request="running") == {"cancelled": True}
+    assert daemon.call("cancel", request=LONG_NAME) == {"cancelled": True}
     with pytest.raises(MzdError, match="cancelled"):
         client.wait(running)
 
@@ -177,15 +183,14 @@ def check_leaving(daemon):
             raise EOFError
 
     with daemon.connect() as client, contextlib.suppress(EOFError):
-        given = {"context": "gone", "tokens": [7, 8, 9], "max_tokens": 1000, "temperature": 0, "stream": True}
-        client.wait(client.start("generate", given), leave)
+        client.wait(client.start("generate", ENDLESS | {"context": "gone"}), leave)
     wait_idle(daemon)
     (context,) = [c for c in daemon.call("contexts")["contexts"] if c["context"] == "gone"]
     assert 4 <= context["tokens"] < 1003
 
 
 def wait_idle(daemon):
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + END_S
     while daemon.call("status")["state"] != "idle":
         assert time.monotonic() < deadline_s
         time.sleep(0.01)

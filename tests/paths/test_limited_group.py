@@ -17,7 +17,7 @@ from tests.paths.synthetic import Shape
 ROOT = Path(__file__).parents[2]
 HIERARCHIES = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
 ROOM_BYTES = 8 << 20
-END_S = 100
+END_S = 300
 
 
 def make_group(name):
