@@ -35,7 +35,7 @@ class Wire:
             with contextlib.suppress(msgpack.OutOfData):
                 return self._unpacker.unpack()
             try:
-                with trio.fail_after(20):
+                with trio.fail_after(60):
                     data = await self.stream.receive_some()
             except trio.BrokenResourceError:
                 return None
@@ -87,7 +87,7 @@ class Running:
 
 @pytest.fixture
 async def start(tmp_path, nursery):
-    """start(methods, **limits) -> Running. Everything ends with the test, within 20 s."""
+    """start(methods, **limits) -> Running. Everything ends with the test."""
     nursery.cancel_scope.deadline = trio.current_time() + 2000  # virtual time in some tests
     started: list[Running] = []
 

@@ -77,8 +77,10 @@ async def test_giving_up_a_trace_of_a_request_does_not_cancel_the_request(start)
     async with open_rpc_client(str(running.path)) as client, trio.open_nursery() as nursery:
         nursery.start_soon(client.call, "generate", {"prompt": "x", "request": "mine"})
         await running.until(running_requests=1)
-        with trio.move_on_after(0.05):
-            await client.call("trace", {"request": "mine"})
+        async with trio.open_nursery() as impatient:
+            impatient.start_soon(client.call, "trace", {"request": "mine"})
+            await running.until(running_requests=2)
+            impatient.cancel_scope.cancel()
         assert await client.call("cancel", {"request": "mine"}) == {"cancelled": True}
         nursery.cancel_scope.cancel()
 
