@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import trio
 
 from mzd.cli.main import main
 from mzd.codec import codec_by_name
@@ -116,8 +117,22 @@ async def test_the_file_never_has_a_name(subject, quick, monkeypatch):
     assert seen == [[]]
 
 
+async def start_threads(count):
+    """Have so many threads work at once: their stacks and heaps are mapped from here on."""
+    together = threading.Barrier(count, timeout=60)
+
+    def work():
+        together.wait()
+        bytearray(50_000)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(trio.to_thread.run_sync, work)
+
+
 async def test_memory_is_bounded_and_unmapped(subject, quick, monkeypatch):
-    await measure(subject)  # threads and their stacks exist from here on
+    await start_threads(THREADS.read + THREADS.decompress)
+    await measure(subject)
     before, seen = mapped_bytes(), []
     monkeypatch.setattr(
         profiling, "readers", lambda *args: seen.append(mapped_bytes() - before) or readers(*args)
@@ -140,7 +155,7 @@ async def test_reads_come_from_the_weights_unless_these_are_tiny(subject, weight
 
 async def test_decoding_and_reads_run_side_by_side(subject, quick, monkeypatch):
     """Each waits for the other inside its first step of a round: only together do they get on."""
-    together = threading.Barrier(THREADS.read + THREADS.decompress, timeout=20)
+    together = threading.Barrier(THREADS.read + THREADS.decompress, timeout=60)
 
     def meet():
         together.wait()
