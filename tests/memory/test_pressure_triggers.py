@@ -120,7 +120,7 @@ async def test_a_fifo_tells_of_stall_and_what_it_carries_is_discarded(tmp_path):
     try:
         for _ in range(2):
             os.write(writer, b"some stall\n")
-            with trio.fail_after(5):
+            with trio.fail_after(60):
                 await trigger.wait()
         with trio.move_on_after(0.05) as scope:
             await trigger.wait()
@@ -146,24 +146,28 @@ async def test_a_socket_gets_the_bytes_as_they_are_and_its_end_is_noticed(tmp_pa
     with peer:
         assert peer.recv(100) == payload
         peer.send(b"x")
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await trigger.wait()
-    with trio.fail_after(5), pytest.raises(TriggerGoneError):
+    with trio.fail_after(60), pytest.raises(TriggerGoneError):
         await trigger.wait()
     trigger.close()
 
 
 def stalled_us():
-    return parse_psi(read_probe(psi_path(Path("/")))).some_total_us
+    """0 where the kernel does not say."""
+    try:
+        return parse_psi(read_probe(psi_path(Path("/")))).some_total_us
+    except ProbeError:
+        return 0
 
 
 async def test_the_real_kernel_does_not_wake_us_without_stall():
     """The file always counts as readable; a trigger that is not nested would return at once."""
+    before_us = stalled_us()  # before the trigger: it counts from when it is made
     triggers = open_triggers(environ={})
     if not triggers or isinstance(triggers[0], PollingTrigger):
         close_all(triggers)
         pytest.skip("this kernel takes no trigger from us")
-    before_us = stalled_us()
     with trio.move_on_after(0.2) as scope:
         await triggers[0].wait()
     close_all(triggers)

@@ -11,12 +11,14 @@ from mzd.memory.workers import Workers
 
 async def test_no_more_threads_than_said_run_at_once(nursery):
     lock, now, most = threading.Lock(), [0], [0]
-    gate = threading.Semaphore(0)
+    gate, two_at_work = threading.Semaphore(0), trio.Event()
 
     def work():
         with lock:
             now[0] += 1
             most[0] = max(most[0], now[0])
+        if most[0] == 2:
+            trio.from_thread.run_sync(two_at_work.set)
         gate.acquire()
         with lock:
             now[0] -= 1
@@ -25,8 +27,9 @@ async def test_no_more_threads_than_said_run_at_once(nursery):
     async with trio.open_nursery() as inner:
         for _ in range(6):
             inner.start_soon(workers.run, work)
+        await two_at_work.wait()
         for _ in range(6):
-            await trio.testing.wait_all_tasks_blocked(0.01)
+            await trio.testing.wait_all_tasks_blocked(0.01)  # a third one would begin by now
             gate.release()
     assert most == [2]
 
