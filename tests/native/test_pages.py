@@ -61,7 +61,8 @@ def test_huge_pages_where_whole_ones_fit_and_khugepaged_kept_away(backend, memor
     assert backend.populate(area.address + HUGE // 2, 4 * HUGE, True) == 0
     mapping = mapping_of(area.address + 2 * HUGE)
     assert "nh" in mapping["VmFlags"]
-    assert int(mapping["AnonHugePages"][0]) * 1024 in (0, 3 * HUGE)  # 0: memory is too fragmented here
+    huge_bytes = int(mapping["AnonHugePages"][0]) * 1024
+    assert huge_bytes in range(0, 4 * HUGE, HUGE)  # fewer than 3 where memory is too fragmented
     assert backend.resident_bytes(area.address, 6 * HUGE) == 4 * HUGE
     assert backend.release(area.address, 6 * HUGE) == 0
     assert backend.resident_bytes(area.address, 6 * HUGE) == 0
