@@ -6,9 +6,9 @@ import ctypes
 from collections.abc import Callable
 
 import numpy as np
-import pyopencl as cl
 from numpy.typing import NDArray
 
+from mzd.device.kernel_object import KernelObject
 from mzd.device.launch_queue import LaunchQueue
 from mzd.device.libopencl import EXEC_INFO_SVM_PTRS, check, libopencl
 from mzd.device.places import BufferMap
@@ -33,12 +33,12 @@ class BoundKernel:
 
     def __init__(
         self,
-        kernel: cl.Kernel,
+        kernel: KernelObject,
         queue: LaunchQueue,
         svm_pointers: Callable[[], NDArray[np.uint64]] | None = None,
     ) -> None:
         self._kernel = kernel  # owns the handle
-        self.handle: int = kernel.int_ptr
+        self.handle = kernel.handle
         self.changes = 0
         self._queue = queue
         self._svm_pointers = svm_pointers
@@ -52,7 +52,7 @@ class BoundKernel:
     @property
     def name(self) -> str:
         """The function's name in the source."""
-        return str(self._kernel.function_name)
+        return self._kernel.name
 
     @property
     def follows_pointers(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -37,6 +37,11 @@ _HOST_AND_EVENTS: list[object] = [c_void_p, *_EVENTS]
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "clSVMAlloc": (c_void_p, [c_void_p, c_uint64, c_size_t, c_uint32]),
     "clSVMFree": (None, [c_void_p, c_void_p]),
+    # Program, name, status.
+    "clCreateKernel": (c_void_p, [c_void_p, c_char_p, POINTER(c_int32)]),
+    "clReleaseKernel": (c_int32, [c_void_p]),
+    # Kernel, question, size of the answer, answer, size that it needs.
+    "clGetKernelInfo": (c_int32, [c_void_p, c_uint32, c_size_t, c_void_p, POINTER(c_size_t)]),
     "clSetKernelArg": (c_int32, [c_void_p, c_uint32, c_size_t, c_void_p]),
     "clSetKernelArgSVMPointer": (c_int32, [c_void_p, c_uint32, c_void_p]),
     "clSetKernelExecInfo": (c_int32, [c_void_p, c_uint32, c_size_t, c_void_p]),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mzd.device.allocations import Allocations, BufferAllocations, SvmAllocations
 from mzd.device.buffer_addresses import BufferAddresses, address_program, check_addresses
 from mzd.device.kernel import BoundKernel
+from mzd.device.kernel_object import KernelObject
 from mzd.device.launch_log import LaunchLog
 from mzd.device.launch_queue import LaunchQueue
 from mzd.device.libopencl import check, libopencl, opencl_error
@@ -45,15 +46,12 @@ class Program:
     """A built program; kernels come from `OpenClDevice.kernel`."""
 
     def __init__(self, program: cl.Program, source_name: str) -> None:
-        self.source_name = source_name
         self._program = program
+        self._source_name = source_name
 
-    def create_kernel(self, name: str) -> cl.Kernel:
+    def create_kernel(self, name: str) -> KernelObject:
         """Return a new kernel object: each call site has its own, with its own arguments."""
-        try:
-            return cl.Kernel(self._program, name)
-        except cl.Error as error:
-            raise opencl_error(error.code, f"clCreateKernel({self.source_name}.cl: {name})") from error
+        return KernelObject(self._program.int_ptr, name, source_name=self._source_name)
 
 
 class OpenClDevice:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import pyopencl as cl
 from numpy.typing import NDArray
 
 from mzd.device.allocations import Allocations
 from mzd.device.kernel import BoundKernel
+from mzd.device.kernel_object import KernelObject
 from mzd.device.launch_queue import LaunchQueue
 from mzd.device.libopencl import check, libopencl
 from mzd.errors import MzdError
@@ -58,7 +58,7 @@ SHORT: Final = PointerLists(True, None, "units lie in few large allocations, so 
 
 
 def measure_pointer_lists(
-    allocations: Allocations, queue_handle: int, make_gather: Callable[[], cl.Kernel]
+    allocations: Allocations, queue_handle: int, make_gather: Callable[[], KernelObject]
 ) -> PointerLists:
     """Time launches with and without a list, and decide.
 
@@ -114,7 +114,7 @@ class _Trial:
     """Allocations with a mark in each, a table of their addresses, and the kernel that follows it."""
 
     def __init__(
-        self, allocations: Allocations, queue_handle: int, make_gather: Callable[[], cl.Kernel]
+        self, allocations: Allocations, queue_handle: int, make_gather: Callable[[], KernelObject]
     ) -> None:
         self._allocations = allocations
         self._queue_handle = queue_handle

@@ -87,7 +87,7 @@ def _test_small_kernels(memory: TrialMemory, index: StoreIndex) -> None:
     _test_gated_mul(memory, config.description.activation)
     if config.logit_softcap is not None:
         _test_soft_cap(memory, config.logit_softcap)
-    _test_embedding(memory, index.head.tensor("token_embd").type, config.embedding_scale)
+    _test_embedding(memory, index.head.tensor("token_embd"), config.embedding_scale)
 
 
 def _attention_variants(config: ModelConfig) -> Iterator[tuple[AttentionShape, RopeConfig | None]]:
@@ -137,14 +137,14 @@ def _test_soft_cap(memory: TrialMemory, cap: float) -> None:
     _compare("soft_cap", result, expected)
 
 
-def _test_embedding(memory: TrialMemory, type: GgmlType, scale: float) -> None:
-    spec, values, weights = memory.matrix(type, ROWS, COLS)
+def _test_embedding(memory: TrialMemory, embedding: TensorSpec, scale: float) -> None:
+    """With the model's own columns, which the kernel is built for."""
+    type, cols = embedding.type, embedding.cols
+    spec, values, weights = memory.matrix(type, ROWS, cols)
     tokens = memory.put(np.array([0, ROWS - 1, 8, 9, 9], np.int32))
-    x = memory.zeros((5, COLS))
-    embedding = Embedding(
-        memory.device, spec, tokens_address=tokens.address, x_address=x.address, scale=scale
-    )
-    embedding.enqueue(weights.address, 5)
+    x = memory.zeros((5, cols))
+    kernel = Embedding(memory.device, spec, tokens_address=tokens.address, x_address=x.address, scale=scale)
+    kernel.enqueue(weights.address, 5)
     (result,) = memory.fetch(x)
     _compare(f"embed, {type.name}", result, values[tokens.values] * scale)
 

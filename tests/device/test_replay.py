@@ -81,7 +81,7 @@ class World:
         self.queue = LaunchQueue(QUEUE, self.buffers)
         self.kernels = [
             BoundKernel(
-                SimpleNamespace(int_ptr=1 + i, num_args=NUM_ARGUMENTS, function_name=f"kernel{i}"),
+                SimpleNamespace(handle=1 + i, num_args=NUM_ARGUMENTS, name=f"kernel{i}"),
                 self.queue,
                 (lambda: self.pointers) if i == 1 else None,
             )
