@@ -250,14 +250,16 @@ class TestPip:
             "time.sleep(600)"
         )
 
+        pid_file = tmp_path / "pid"
+
         def stop(done, total):
             assert total == 50_000
-            if done == 30_000 and (tmp_path / "pid").exists():
+            if done == 30_000 and pid_file.exists() and pid_file.read_text():
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             download_wheel(WHEEL, tmp_path, stop)
-        pid = int((tmp_path / "pid").read_text())
+        pid = int(pid_file.read_text())
         assert not Path(f"/proc/{pid}").exists()
 
 
