@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +13,9 @@ from mzd.errors import MzdError
 SEED_MAX: Final = 2**64 - 1
 TEMPERATURE_MAX: Final = 1e6
 """Far beyond use; keeps the arithmetic finite."""
+
+_SET_LOGITS: Final = 64
+"""Logits of which only the largest is looked at first: so few that most sets hold none of the best."""
 
 Logits = NDArray[np.float32]
 
@@ -68,16 +70,16 @@ class Sampler:
         Raises:
             MzdError: `internal`: a logit is NaN or +inf, or all are -inf. No token is drawn from those.
         """
-        _require_sound(logits)
         if self._params.temperature == 0:
-            return int(np.argmax(logits))  # the first of equal ones
-        ids = self._keep(logits)
-        weights = np.exp(self._scaled(logits[ids]))
-        cumulative = np.cumsum(weights)
-        drawn = np.searchsorted(cumulative, self._uniform() * cumulative[-1], side="right")
-        last = np.searchsorted(
-            cumulative, cumulative[-1]
-        )  # rounding must not reach the weightless ones behind
+            chosen = int(np.argmax(logits))  # the first of equal ones, or of NaN
+            _require_finite(logits[chosen])
+            return chosen
+        ids = _largest(logits, self._params.top_k or len(logits))
+        below_peak = logits[ids].astype(np.float64)
+        below_peak -= below_peak[0]
+        cumulative = self._weights(below_peak[: self._count_kept(below_peak)]).cumsum()
+        drawn = cumulative.searchsorted(self._uniform() * cumulative[-1], side="right")
+        last = cumulative.searchsorted(cumulative[-1])  # rounding must not reach the weightless ones behind
         return int(ids[min(drawn, last)])
 
     def logprob(self, logits: Logits, token_id: int) -> float:
@@ -90,28 +92,24 @@ class Sampler:
         Raises:
             MzdError: `internal`, as `sample`.
         """
-        _require_sound(logits)
         ids = _largest(logits, n)
         values = logits[ids].astype(np.float64) - _log_sum_exp(logits)
         return list(zip(ids.tolist(), values.tolist(), strict=True))
 
-    def _keep(self, logits: Logits) -> NDArray[np.intp]:
-        """Ids that pass the filters, the most probable first."""
-        ids = _largest(logits, self._params.top_k or len(logits))
-        kept = logits[ids].astype(np.float64)
+    def _count_kept(self, below_peak: NDArray[np.float64]) -> int:
+        """How many pass the filters, of the most probable ones in descending order."""
+        count = len(below_peak)
+        odds = np.exp(below_peak)
         if self._params.top_p < 1:
-            probabilities = np.exp(kept - _log_sum_exp(kept))
-            enough = np.searchsorted(np.cumsum(probabilities), self._params.top_p)
-            kept = kept[: int(enough) + 1]
-        if self._params.min_p > 0:
-            kept = kept[kept >= kept[0] + math.log(self._params.min_p)]
-        return ids[: len(kept)]
+            cumulative = odds.cumsum()
+            count = int(cumulative.searchsorted(self._params.top_p * cumulative[-1])) + 1
+        return min(count, int(np.count_nonzero(odds >= self._params.min_p)))
 
-    def _scaled(self, logits: Logits) -> NDArray[np.float64]:
-        """(n,) float64 at most 0, the first 0: logits over the temperature, the peak subtracted."""
-        below_peak = logits.astype(np.float64) - np.float64(logits[0])
+    def _weights(self, below_peak: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(n,) float64, the first 1: how many times as likely as the peak each is, at the temperature."""
         with np.errstate(over="ignore"):  # a tiny temperature sends all but the peak to -inf, as it should
-            return below_peak / self._params.temperature
+            weights: NDArray[np.float64] = np.exp(below_peak / self._params.temperature)
+        return weights
 
     def _uniform(self) -> float:
         """A number in [0, 1). Made from raw bits, which NumPy never changes, while `Generator` may."""
@@ -119,16 +117,36 @@ class Sampler:
 
 
 def _largest(logits: Logits, n: int) -> NDArray[np.intp]:
-    """Ids of the `n` largest, descending, the lower id first among equals. Sorts no more than it must."""
+    """Ids of the `n` largest, descending, the lower id first among equals. Sorts no more than it must.
+
+    Raises:
+        MzdError: `internal`, as `Sampler.sample`.
+    """
+    peaks = _peaks(logits, n)
+    _require_finite(peaks.max())  # NaN if any is
     if n <= 0:
         return np.empty(0, dtype=np.intp)
     if n < len(logits):
-        least = np.partition(logits, len(logits) - n)[len(logits) - n]
+        least = np.partition(peaks, len(peaks) - n)[len(peaks) - n]
         ids = np.flatnonzero(logits >= least)
     else:
         ids = np.arange(len(logits))
     order = np.argsort(-logits[ids], kind="stable")
     return ids[order[:n]]
+
+
+def _peaks(logits: Logits, n: int) -> Logits:
+    """The largest of each of more than `n` sets of logits; so `n` logits reach the `n`-th largest of these.
+
+    A partition of all logits copies them, and took most of the time of choosing a token.
+    """
+    width = len(logits) // _SET_LOGITS
+    if width <= max(n, _SET_LOGITS):
+        return logits
+    peaks: Logits = logits[: _SET_LOGITS * width].reshape(_SET_LOGITS, width).max(axis=0)
+    rest = logits[_SET_LOGITS * width :]
+    np.maximum(peaks[: len(rest)], rest, out=peaks[: len(rest)])
+    return peaks
 
 
 def _log_sum_exp(logits: NDArray[Any]) -> np.float64:
@@ -137,8 +155,7 @@ def _log_sum_exp(logits: NDArray[Any]) -> np.float64:
     return np.float64(peak + np.log(np.exp(logits.astype(np.float64) - peak).sum()))
 
 
-def _require_sound(logits: Logits) -> None:
-    peak = logits.max()  # NaN if any is
+def _require_finite(peak: np.float32) -> None:
     if not np.isfinite(peak):
         found = "NaN" if np.isnan(peak) else f"{peak}"
         raise MzdError("internal", f"the model computed {found} as its largest logit", largest_logit=found)

@@ -106,6 +106,29 @@ def test_top_k_keeps_the_largest_and_the_lower_id_of_equals():
     assert drawn_ids(np.zeros(50, np.float32), top_k=4) == {0, 1, 2, 3}
 
 
+@given(
+    size=st.integers(1, 9000),
+    n=st.integers(0, 200),
+    num_values=st.sampled_from([1, 3, 100, 10**6]),
+    seed=st.integers(0, 2**32),
+)
+def test_the_most_probable_of_any_vocabulary(size, n, num_values, seed):
+    """Large ones are searched by their peaks; few values are many ties."""
+    drawn = np.random.default_rng(seed).integers(0, num_values, size)
+    logits = (drawn * (50 / num_values)).astype(np.float32)
+    expected = sorted(range(size), key=lambda i: (-logits[i], i))[:n]
+    assert [i for i, _ in Sampler(SamplingParams()).top_logprobs(logits, n)] == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("where", [0, 64 * 70 - 1, 64 * 70, 64 * 70 + 5])
+def test_no_token_is_drawn_beside_a_nan(where, temperature):
+    logits = np.zeros(64 * 70 + 6, np.float32)
+    logits[where] = np.nan
+    with pytest.raises(MzdError, match="NaN as its largest logit"):
+        Sampler(SamplingParams(temperature=temperature)).sample(logits)
+
+
 def test_top_p_keeps_the_fewest_that_reach_it():
     logits = logits_of(0.1, 0.5, 0.25, 0.15)
     assert drawn_ids(logits, top_p=0.6) == {1, 2}
