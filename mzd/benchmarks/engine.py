@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,6 +36,7 @@ from mzd.benchmarks.statistics import Series, interleave, ratio, rounds
 from mzd.daemon.config import Config
 from mzd.device.matmul import INT8_TYPES, Activations
 from mzd.device.opencl import OpenClDevice
+from mzd.device.self_test import self_test
 from mzd.errors import MzdError
 from mzd.formats.weight_store import StoreIndex
 from mzd.model.tokenizer import Tokenizer
@@ -64,8 +66,8 @@ async def run_engine(
         choose_cases: of a model, from `quick` and its longest context.
 
     Raises:
-        MzdError: `internal`; two runs gave different tokens, or llama.cpp others, so there is no speed to
-            speak of.
+        MzdError: `device_lost`, a kernel computes wrongly; `internal`, two runs gave different tokens, or
+            llama.cpp other logits: so there is no speed to speak of.
     """
     cold = drop_page_cache()
     device = OpenClDevice.open(Config().device or None)
@@ -111,19 +113,22 @@ class _ModelBench:
         if import_binding() is None or self.model.gguf_path is None:
             self._note("llama_cpp or the GGUF file is missing: rows and ratios of llama.cpp are absent")
             return
-        self.peer_options = working_options(self.model.gguf_path, threads=self.device.compute_units)
+        self.peer_options = working_options(self.model.gguf_path, threads=peer_threads(self.device))
         if not self.peer_options.extra_buffers:
             self._note(
                 "llama.cpp dies of its AMX kernels on this machine: it runs without extra buffer types"
             )
 
     async def check(self) -> None:
-        """Two engines, each with units that it read itself, must say the same, and what llama.cpp says."""
+        """Kernels must be right; two engines, each with units that it read itself, must say the same; and it
+        must be what llama.cpp says.
+        """
         prompt = np.asarray(
             Tokenizer.from_metadata(self.store.index.tokenizer).encode(CHECK_TEXT, parse_special=False),
             np.int32,
         )
         for activations in model_modes(self.store.index):
+            self_test(self.device, self.store.index, activations=activations)
             runs = []
             for _ in range(2):
                 with self._resident(activations, len(prompt) + CHECK_TOKENS) as engine:
@@ -229,13 +234,18 @@ class _ModelBench:
             binding,
             self.model.gguf_path,
             context_tokens=context_tokens,
-            threads=self.device.compute_units,
+            threads=peer_threads(self.device),
             options=self.peer_options,
         )
         try:
             yield peer
         finally:
             peer.close()
+
+
+def peer_threads(device: OpenClDevice) -> int:
+    """As many as a CPU device has; beside another device all cores that this process may use."""
+    return device.compute_units if device.kernel_class == "cpu" else len(os.sched_getaffinity(0))
 
 
 def model_modes(index: StoreIndex) -> tuple[Activations, ...]:

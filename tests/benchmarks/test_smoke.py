@@ -1,5 +1,6 @@
 """Every bench once on a tiny model: correctness of the outputs and form of the results, no speed."""
 
+import numpy as np
 import pytest
 
 from mzd.benchmarks.breakdown import measure_breakdown
@@ -10,11 +11,14 @@ from mzd.benchmarks.evict import measure_evict
 from mzd.benchmarks.order import measure_order
 from mzd.benchmarks.overlap import measure_overlap
 from mzd.benchmarks.picture import PLOTS
+from mzd.benchmarks.resident_model import ResidentModel
 from mzd.benchmarks.restore_bench import run_restore_bench
 from mzd.benchmarks.results import SUMMARY_KEYS
 from mzd.benchmarks.swap import measure_swap
 from mzd.benchmarks.workloads import Workload
+from mzd.device.opencl import OpenClDevice
 from mzd.errors import MzdError
+from mzd.model.weight_store import WeightStore
 from mzd.native import fill
 from mzd.policy.residency import UnitState
 
@@ -56,6 +60,34 @@ async def test_engine_bench(tiny, monkeypatch):
     assert all(row["tokens_per_s"] > 0 for row in found["rows"])
     assert not set(SUMMARY_KEYS["engine"]) & set(found)
     assert any("llama" in note for note in found["notes"])
+
+
+async def test_a_resident_model_lies_in_any_kind_of_memory(tiny):
+    tokens = np.arange(40, dtype=np.int32)
+    answers = []
+    with WeightStore.open(tiny.store_path) as store:
+        for kind in ("fine_svm", "staged"):
+            device = OpenClDevice.open(memory_kind=kind)
+            model = ResidentModel(device, store, context_tokens=64, activations="f32")
+            await model.fill(tokens[:30])
+            await model.fill(tokens, 30)
+            await model.answer(tokens[:4], 40)
+            answers.append(model.logits().copy())
+            model.close()
+            device.close()
+    assert np.array_equal(*answers)
+
+
+async def test_a_damaged_store_is_no_model(tiny):
+    with WeightStore.open(tiny.store_path) as store:
+        offset = store.index.layers[1].offset_bytes
+        with tiny.store_path.open("r+b") as file:
+            file.seek(offset)
+            file.write(b"damaged")
+        device = OpenClDevice.open()
+        with pytest.raises(MzdError, match=rf"damaged, at byte {offset}"):
+            ResidentModel(device, store, context_tokens=64, activations="f32")
+        device.close()
 
 
 async def test_wrong_logits_have_no_speed(tiny):
