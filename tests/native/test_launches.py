@@ -115,7 +115,7 @@ def test_the_gil_is_free_meanwhile(backend):
     byte = ctypes.create_string_buffer(1)
     read = ctypes.cast(ctypes.CDLL(None).read, c_void_p).value
     before = signal.signal(signal.SIGALRM, lambda *_: None)
-    signal.alarm(10)  # ends the `read` of a call that holds the GIL, with -1
+    signal.alarm(60)  # ends the `read` of a call that holds the GIL, with -1
     thread = threading.Thread(target=os.write, args=(writer, b"x"))
     try:
         started = threading.Timer(0.05, thread.start)  # when the call below waits already
