@@ -7,6 +7,7 @@ import pytest
 
 from mzd.device.opencl import OpenClDevice
 from mzd.model.importer import import_gguf
+from tests.device.conftest import WAY
 from tests.paths.synthetic import Shape, write_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -14,7 +15,8 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 @pytest.fixture(scope="session")
 def device():
-    device = OpenClDevice.open()
+    """The best, or what the environment asks for; see tests/device/conftest.py."""
+    device = OpenClDevice.open(**WAY)
     yield device
     device.close()
 
