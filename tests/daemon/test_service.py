@@ -11,7 +11,7 @@ import trio
 from mzd.daemon.config import LimitsConfig
 from mzd.errors import MzdError
 from mzd.memory.token_log import TokenLog
-from tests.paths.harness import open_daemon
+from tests.paths.harness import BLOCKED_S, open_daemon
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -113,8 +113,11 @@ async def test_there_are_as_many_contexts_as_may_be(device, fixture_store, tmp_p
 
 
 async def test_more_requests_than_may_wait_are_busy(device, fixture_store, tmp_path):
-    codes = []
-    async with open_daemon(device, fixture_store, tmp_path, limits=LimitsConfig(waiting=2)) as daemon:
+    """The first one waits for memory until all have come."""
+    codes, available_bytes = [], [0]
+    config = {"limits": LimitsConfig(waiting=2), "restore_wait_s": BLOCKED_S}
+    room = {"available_bytes": lambda: available_bytes[0]}
+    async with open_daemon(device, fixture_store, tmp_path, **config, **room) as daemon:
 
         async def ask(context):
             try:
@@ -122,12 +125,13 @@ async def test_more_requests_than_may_wait_are_busy(device, fixture_store, tmp_p
                 codes.append("done")
             except MzdError as error:
                 codes.append(error.code)
+                if codes.count("busy") == 5:
+                    available_bytes[0] = 1 << 40
 
         async with trio.open_nursery() as nursery:
             for i in range(8):
                 nursery.start_soon(ask, f"c{i}")
-    assert codes.count("done") == 3
-    assert codes.count("busy") == 5
+    assert codes == ["busy"] * 5 + ["done"] * 3
 
 
 async def test_dropping_takes_memory_flash_and_name(daemon):
