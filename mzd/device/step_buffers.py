@@ -183,7 +183,8 @@ def _attention_sizes(device: OpenClDevice, config: ModelConfig, limits: StepLimi
         tokens_max=limits.tokens,
         context_tokens_max=limits.context_tokens,
     )
-    return {"qkv": qkv_bytes, "attended": q_bytes, "partials": partials}
+    # Where no step leaves partial results kernels get their address all the same: it has to be in the buffer.
+    return {"qkv": qkv_bytes, "attended": q_bytes, "partials": max(partials, _ALIGNMENT_BYTES)}
 
 
 def _mlp_sizes(config: ModelConfig, limits: StepLimits) -> dict[str, int]:
