@@ -1,5 +1,8 @@
 """The OpenCL layer: what it opens, allocates, builds, launches and waits for, and what it says of errors."""
 
+import os
+import threading
+
 import numpy as np
 import pyopencl as cl
 import pytest
@@ -149,6 +152,26 @@ async def test_cancelled_wait_returns_only_when_the_event_is_over(device):
     assert scope.cancelled_caught
     assert event.command_execution_status == cl.command_execution_status.COMPLETE
     silu.buffer.free()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_waits_one_after_the_other_share_what_wakes_them(device, is_cancelled):
+    """Each waits for its own event, cancelled or not, and files are not opened for every step."""
+    await device.wait(device.mark())
+    num_files = len(os.listdir("/proc/self/fd"))
+    events = [cl.UserEvent(device._context) for _ in range(20)]
+    for event in events:
+        threading.Timer(0.005, event.set_status, (cl.command_execution_status.COMPLETE,)).start()
+        await (cancelled_wait(device, event) if is_cancelled else device.wait(event))
+        assert event.command_execution_status == cl.command_execution_status.COMPLETE
+    assert len(os.listdir("/proc/self/fd")) == num_files
+
+
+async def cancelled_wait(device, event):
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await device.wait(event)
+    assert scope.cancelled_caught
 
 
 async def test_failed_event_is_an_error(device):
