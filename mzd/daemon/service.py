@@ -40,7 +40,7 @@ class Service:
     compute: ComputeClient
     allocator: trio.MemorySendChannel[Any]
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: ChatTemplate | MzdError
     conversations: Conversations
     archive: ContextArchive
     turnstile: Turnstile
@@ -124,8 +124,8 @@ class Service:
 
     def _prompt_ids(self, params: requests.GenerateParams, conversation: Conversation) -> list[int]:
         if params.messages is not None:
-            if self.template is None:
-                raise MzdError("no_chat_template", "the model's file has no chat template; use `prompt`")
+            if isinstance(self.template, MzdError):
+                raise MzdError(self.template.code, self.template.message, **self.template.data)
             messages = [{"role": m.role, "content": m.content} for m in params.messages]
             return self.template.encode_chat(self.tokenizer, messages)
         if params.tokens is not None:

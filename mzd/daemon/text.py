@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A model's tokenizer, and its chat template if the file has one that works."""
+    """A model's tokenizer, and its chat template; in place of one that the file lacks, or has broken, why."""
 
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: ChatTemplate | MzdError
 
 
 def read_text(metadata: Mapping[str, Any]) -> Text:
@@ -33,4 +33,4 @@ def read_text(metadata: Mapping[str, Any]) -> Text:
         return Text(tokenizer, ChatTemplate.from_metadata(metadata, tokenizer))
     except MzdError as error:
         log.warning("chat: %s", error)
-        return Text(tokenizer, None)
+        return Text(tokenizer, error)
