@@ -6,6 +6,7 @@ from mzd.device.elementwise import SoftCap
 from mzd.device.embedding import Embedding
 from mzd.device.matmul import Activations, Matmul
 from mzd.device.opencl import OpenClDevice
+from mzd.device.replay import Replay
 from mzd.device.rms_norm import RmsNorm
 from mzd.device.step_buffers import StepBuffers
 from mzd.formats.model_config import ModelConfig
@@ -30,6 +31,8 @@ class HeadGraph:
     ) -> None:
         self._buffers = buffers
         self._address: int | None = None
+        self._embedding_row = Replay(device.kernel_queue)
+        self._logits_row = Replay(device.kernel_queue)
         embedding = extent.tensor("token_embd")
         output = embedding if config.tied_output else extent.tensor("output")
         self._embedding = Embedding(
@@ -66,7 +69,8 @@ class HeadGraph:
         Raises:
             RuntimeError: the head unit is not bound.
         """
-        self._embedding.enqueue(self._bound_address(), num_tokens)
+        address = self._bound_address()
+        self._embedding_row.run((address, num_tokens), lambda: self._embedding.enqueue(address, num_tokens))
 
     def enqueue_logits(self, *, first_token: int, num_tokens: int) -> None:
         """Enqueue the logits of `num_tokens` tokens of the step into rows 0 and on.
@@ -75,6 +79,10 @@ class HeadGraph:
             RuntimeError: the head unit is not bound.
         """
         address = self._bound_address()
+        key = (address, first_token, num_tokens)
+        self._logits_row.run(key, lambda: self._enqueue_logits(address, first_token, num_tokens))
+
+    def _enqueue_logits(self, address: int, first_token: int, num_tokens: int) -> None:
         self._norm.enqueue(address, num_tokens, first_row=first_token)
         self._matmul.enqueue(
             weights_address=address + self._output_offset,

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mzd.device import engine as engine_module
+from mzd.device import head_graph as head_graph_module
 from mzd.device import kernel as kernel_module
 from mzd.device import launch_queue as launch_queue_module
 from mzd.device.kernel import BoundKernel
@@ -223,55 +225,88 @@ def test_a_kernel_with_other_arguments_in_one_row_is_never_replayed(world):
     assert values == [1, 2, 1, 2, 1, 2]
 
 
+class Anew(Replay):
+    """Never replays."""
+
+    def run(self, key, enqueue):
+        enqueue()
+
+
+class Model(LoadedModel):
+    """A model with a second head unit, whose logits are others."""
+
+    def __init__(self, device):
+        super().__init__(device, FIXTURES / "llama2l-F32.gguf", ubatch_tokens=16)
+        size_bytes = self.index.head.size_bytes
+        floats = (ctypes.c_float * (size_bytes // 4)).from_address(self.head_address)
+        other = np.ctypeslib.as_array(floats) * np.float32(1.5)
+        self.head_addresses = [self.head_address, self._put(other.view(np.uint8))]
+
+    def bind_units(self, order, num_chunks, head):
+        """Bind the layers with each other's weights and chunks, in that order, and one of the heads."""
+        for layer, unit in enumerate(order):
+            chunks = self.chunk_addresses[unit][:num_chunks]
+            self.engine.bind_layer(layer, self.layer_addresses[unit], chunks)
+        self.engine.bind_head(self.head_addresses[head])
+
+    async def logits(self, tokens, position, rows):
+        self.engine.begin(np.array(tokens, np.int32), position)
+        self.engine.enqueue_layers()
+        self.engine.enqueue_head(rows)
+        await self.engine.wait(self.engine.mark())
+        return self.engine.logits().copy()
+
+
 @pytest.fixture(scope="module")
 def models(device):
-    """Two engines over the same file, each with its own units and chunks."""
-    pair = [LoadedModel(device, FIXTURES / "llama2l-F32.gguf", ubatch_tokens=16) for _ in range(2)]
+    """Two engines over the same file, each with its own units and chunks; the first never replays."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for module in (engine_module, head_graph_module):
+            monkeypatch.setattr(module, "Replay", Anew)
+        first = Model(device)
+    pair = first, Model(device)
     yield pair
     for model in pair:
         model.close()
 
 
-async def logits_of(engine, tokens, position, *, at_once):
-    engine.begin(np.array(tokens, np.int32), position)
-    if at_once:
-        engine.enqueue_layers()
-    else:
-        for layer in range(engine.num_layers):
-            engine.enqueue_layer(layer)
-    engine.enqueue_head("last")
-    await engine.wait(engine.mark())
-    return engine.logits().copy()
-
-
-def bind(model, order, num_chunks):
-    """Bind the layers with each other's weights and chunks, in that order."""
-    for layer, unit in enumerate(order):
-        model.engine.bind_layer(layer, model.layer_addresses[unit], model.chunk_addresses[unit][:num_chunks])
-
-
 @pytest.mark.parametrize("seed", range(4))
 async def test_an_engine_that_replays_computes_the_same(models, seed):
-    """Random steps and bindings; one engine enqueues layer by layer, which is never replayed."""
+    """Random steps and bindings."""
     draw = random.Random(seed)
-    position, num_chunks = draw.randrange(200), 1
+    position, num_chunks, head = draw.randrange(200), 1, 0
     order = list(range(models[0].engine.num_layers))
     for model in models:
-        bind(model, order, num_chunks)
+        model.bind_units(order, num_chunks, head)
     for _ in range(40):
         count = draw.choice([1, 1, 1, 1, 2, 8, 16])
         if position + count > 256 * num_chunks or draw.random() < 0.15:
             num_chunks = min(num_chunks + 1, 4)
             draw.shuffle(order)
+            head = draw.randrange(2)
             if draw.random() < 0.5:
                 models[1].engine.unbind_all()
-                models[1].engine.bind_head(models[1].head_address)
             for model in models:
-                bind(model, order, num_chunks)
+                model.bind_units(order, num_chunks, head)
         tokens = [draw.randrange(3, 300) for _ in range(count)]
-        expected, actual = [
-            await logits_of(model.engine, tokens, position, at_once=at_once)
-            for model, at_once in zip(models, (False, True), strict=True)
-        ]
+        rows = draw.choice(["last", "last", "all"]) if count <= 8 else "last"
+        expected, actual = [await model.logits(tokens, position, rows) for model in models]
         assert np.array_equal(actual, expected)
         position = draw.randrange(256 * num_chunks - 16) if draw.random() < 0.2 else position + count
+
+
+async def test_decoding_enqueues_single_launches_only_when_something_changed(models, monkeypatch):
+    single = []
+    enqueue = LaunchQueue.enqueue
+    monkeypatch.setattr(
+        LaunchQueue, "enqueue", lambda self, *launch: single.append(1) or enqueue(self, *launch)
+    )
+    models[1].bind_units([0, 1], 2, 0)
+    counts = []
+    for position in range(252, 260):
+        single.clear()
+        await models[1].logits([5], position, "last")
+        counts.append(len(single))
+    assert counts[0] > 0
+    assert counts[4] > 0  # a chunk more
+    assert sum(counts) == counts[0] + counts[4]
