@@ -290,7 +290,8 @@ class Engine:
             raise ValueError(f"a step of {len(tokens)} tokens, expected 1 to {self._limits.tokens}")
         if position < 0 or position + len(tokens) > self._limits.context_tokens:
             raise ValueError(f"tokens at {position} do not fit into {self._limits.context_tokens}")
-        if tokens.min() < 0 or tokens.max() >= self._config.vocab_size:
+        ids = tokens.tolist()  # a reduction of NumPy's costs more than a list of a few
+        if min(ids) < 0 or max(ids) >= self._config.vocab_size:
             raise ValueError(f"token ids outside 0 to {self._config.vocab_size - 1}")
 
 

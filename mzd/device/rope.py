@@ -21,17 +21,24 @@ _CHUNKS_ARGUMENT, _BIAS_ARGUMENT, _NORM_ARGUMENT, _FIRST_TOKEN_ARGUMENT = 5, 6, 
 """Of rope_kv: the table or the chunk; three biases; two norms; an integer."""
 
 
+_POSITIONS_AHEAD = 64
+"""Positions whose angles are computed at once for single tokens: 16 KiB at 64 rotating channels."""
+
+
 class RopeAngles:
     """Cosines and sines for consecutive positions, computed in double precision.
 
     On the host because a device's float32 sine of a large angle may be anything, and because the few
-    numbers of a step serve every head of every layer.
+    numbers of a step serve every head of every layer. Single tokens follow each other: theirs are computed
+    for some positions at once.
     """
 
     def __init__(self, rope: RopeConfig) -> None:
         exponents = np.arange(0, rope.dimensions, 2, dtype=np.float64) / rope.dimensions
         divisors = 1.0 if rope.freq_factors is None else np.array(rope.freq_factors, np.float64)
         self._frequencies: NDArray[np.float64] = rope.base**-exponents / divisors
+        self._ahead = np.empty((_POSITIONS_AHEAD, 2, self.num_pairs), np.float32)
+        self._ahead_position = -_POSITIONS_AHEAD
 
     @property
     def num_pairs(self) -> int:
@@ -40,6 +47,15 @@ class RopeAngles:
 
     def write(self, out: NDArray[np.float32], position: int) -> None:
         """Fill `out`, (tokens, 2, num_pairs) float32, for `position` and on: cosines, then sines."""
+        if len(out) > 1:
+            self._compute(out, position)
+            return
+        if not 0 <= position - self._ahead_position < _POSITIONS_AHEAD:
+            self._compute(self._ahead, position)
+            self._ahead_position = position
+        out[0] = self._ahead[position - self._ahead_position]
+
+    def _compute(self, out: NDArray[np.float32], position: int) -> None:
         positions = np.arange(position, position + len(out), dtype=np.float64)
         angles = positions[:, None] * self._frequencies
         np.cos(angles, out=out[:, 0], casting="same_kind")
