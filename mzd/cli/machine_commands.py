@@ -7,28 +7,40 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mzd.cli.output import Exit, Output, console, note
 
+if TYPE_CHECKING:
+    from mzd.daemon.doctor import Diagnosis
 
-def doctor(_arguments: Namespace, output: Output) -> int:
+
+def doctor(arguments: Namespace, output: Output) -> int:
     """`mzd doctor`: what is missing here, and what to do. Exit status 1 when something is."""
-    from mzd.daemon.doctor import run_checks
+    from mzd.daemon.config import load_config
+    from mzd.daemon.doctor import diagnose
 
-    found = [
-        {"name": check.name, "ok": check.ok, "detail": check.detail, "advice": check.advice}
-        for check in run_checks()
-    ]
-    output.result({"checks": found}, _show_checks)
-    return Exit.DONE if all(check["ok"] for check in found) else Exit.REFUSED
+    found = diagnose(load_config(arguments.config, {}))
+    output.result(asdict(found), lambda _: _show_diagnosis(found))
+    return Exit.DONE if found.healthy else Exit.REFUSED
 
 
-def _show_checks(result: Mapping[str, Any]) -> None:
-    for check in result["checks"]:
-        print(f"{'ok  ' if check['ok'] else 'MISS'} {check['name']}: {check['detail']}")
-        if not check["ok"] and check["advice"]:
-            print(f"     -> {check['advice']}")
+def _show_diagnosis(found: Diagnosis) -> None:
+    from mzd.daemon.doctor_opencl import describe_device
+
+    for check in found.checks:
+        print(f"{'ok  ' if check.ok else 'MISS'} {check.name}: {check.detail}")
+        if not check.ok and check.advice:
+            print(f"     -> {check.advice}")
+    for number, device in enumerate(found.devices, start=1):
+        heading, *facts = describe_device(device)
+        print(f"\ndevice {number}: {heading}")
+        for fact in facts:
+            print(f"     {fact}")
+    if found.hints:
+        print("\nfaster:")
+    for hint in found.hints:
+        print(f"     {hint}")
 
 
 def measure_profile(arguments: Namespace, output: Output) -> int:

@@ -16,6 +16,7 @@ from mzd import native
 from mzd.codec import codec_by_name
 from mzd.daemon.config import Config
 from mzd.daemon.device_choice import ChosenDevice, choose_device
+from mzd.daemon.refused_devices import Refusal, keep_refusals
 from mzd.daemon.start_clock import StartClock
 from mzd.daemon.text import Text, read_text
 from mzd.daemon.unit_memory import open_unit_memory
@@ -118,17 +119,27 @@ async def _device_and_text(
 
     def choose() -> ChosenDevice:
         with clock.part("device"):
-            return choose_device(
-                config,
-                partial(OpenClDevice, cache_dir=cache_dir),
-                partial(self_test, index=store.index, activations=_activations(config)),
-            )
+            return _proven_device(config, store, cache_dir)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.to_thread.run_sync, read)
         chosen = await trio.to_thread.run_sync(choose)
         stack.callback(chosen.device.close)
     return chosen, texts[0]
+
+
+def _proven_device(config: Config, store: WeightStore, cache_dir: Path) -> ChosenDevice:
+    """Choose a device that passes the self-test; what is refused is noted, also where none is left."""
+    refusals: list[Refusal] = []
+    try:
+        return choose_device(
+            config,
+            partial(OpenClDevice, cache_dir=cache_dir),
+            partial(self_test, index=store.index, activations=_activations(config)),
+            refusals=refusals,
+        )
+    finally:
+        keep_refusals(config.state_directory, refusals)
 
 
 def _engine(config: Config, device: OpenClDevice, store: WeightStore, context_length: int) -> Engine:

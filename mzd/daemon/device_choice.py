@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 import pyopencl as cl
 
 from mzd.daemon.config import AUTO, Config
+from mzd.daemon.refused_devices import Refusal
 from mzd.device.opencl import OpenClDevice
-from mzd.device.selection import KERNEL_CLASSES, MEMORY_KINDS, Candidate, KernelClass, MemoryKind, candidates
+from mzd.device.selection import KERNEL_CLASSES, MEMORY_KINDS, Candidate, candidates
 from mzd.errors import MzdError
 
 log = logging.getLogger(__name__)
@@ -23,27 +24,6 @@ Prove = Callable[[OpenClDevice], None]
 _DEVICE_FAULTS = frozenset({"device_lost", "internal", "insufficient_memory"})
 """Codes that speak against a device or its driver (one that does not build a kernel gives ``internal``);
 others, such as an unsupported model, would be the same on any."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A way to compute that was not taken.
-
-    Attributes:
-        device: as the driver says it.
-        memory, kernels: how it was tried.
-        kernel: what it computed wrongly; empty if it did not get as far.
-        reason: one sentence.
-    """
-
-    device: str
-    memory: MemoryKind
-    kernels: KernelClass
-    kernel: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.device} (memory {self.memory}, {self.kernels} kernels): {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +48,19 @@ def ways_to_compute(config: Config) -> list[Candidate]:
         raise MzdError(error.code, f"{error.message}; {_advice(config)}", **error.data) from error
 
 
-def choose_device(config: Config, open_device: OpenDevice, prove: Prove) -> ChosenDevice:
+def choose_device(
+    config: Config, open_device: OpenDevice, prove: Prove, *, refusals: list[Refusal] | None = None
+) -> ChosenDevice:
     """Open and try one way to compute after the other, until one is right.
+
+    Args:
+        refusals: an empty list, for those who want to know them in any case.
 
     Raises:
         MzdError: ``device_lost``: none is left, with each refusal in the message and in ``data``; or what
             `prove` says against the model.
     """
-    refusals: list[Refusal] = []
+    refusals = [] if refusals is None else refusals
     for candidate in ways_to_compute(config):
         try:
             device = _proven(candidate, open_device, prove)

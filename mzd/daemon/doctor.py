@@ -1,4 +1,4 @@
-"""Owns `mzd doctor`: what this machine has, what it lacks, and one advice for each lack."""
+"""Owns `mzd doctor`: what this machine has, what it lacks, one advice for each lack, hints beyond that."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from pathlib import Path
 
 from mzd import native
 from mzd.daemon.config import Config
-from mzd.daemon.opencl_probe import OpenClReport, ProbeFailedError, probe_opencl
+from mzd.daemon.doctor_opencl import Check, broken_driver, opencl_checks, speed_hints
+from mzd.daemon.opencl_probe import DeviceReport, OpenClReport, ProbeFailedError, probe_opencl
+from mzd.daemon.refused_devices import Refusal, last_refusals
 from mzd.errors import MzdError
 from mzd.memory.pressure_sources import PSI_HINT, PressureProbes
 from mzd.model.library import ModelLibrary, models_directory
@@ -36,48 +38,74 @@ HUGE_PAGES_FILE = "sys/kernel/mm/transparent_hugepage/enabled"
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One finding. `advice` says what to do where `ok` is False."""
-
-    name: str
-    ok: bool
-    detail: str
-    advice: str
-
-
-@dataclass(frozen=True, slots=True)
 class ModelNeeds:
     """What the configured model takes, when it is installed.
 
     Attributes:
         weights_bytes: all layers and the head unit, resident.
         kv_bytes: FP16 KV of one context at its full length.
+        quantised: whether matrices of its layers are.
     """
 
     weights_bytes: int
     kv_bytes: int
+    quantised: bool = False
 
 
-Probe = Callable[[], OpenClReport]
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All that the doctor finds.
+
+    Attributes:
+        devices: what OpenCL offers, best first.
+        refused: what the last start refused.
+        hints: what would make it faster.
+    """
+
+    checks: tuple[Check, ...]
+    devices: tuple[DeviceReport, ...]
+    refused: tuple[Refusal, ...]
+    hints: tuple[str, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Nothing is missing."""
+        return all(check.ok for check in self.checks)
 
 
-def run_checks(
+Probe = Callable[[Config], OpenClReport]
+
+
+def diagnose(
     config: Config | None = None, *, root: Path = Path("/"), probe: Probe = probe_opencl
-) -> list[Check]:
+) -> Diagnosis:
     """Look at everything that the daemon will need; leaves nothing behind.
 
     Args:
         config: what the daemon would run with; the defaults and the environment if not given.
-        root: where /proc and /sys are.
+        root: where /proc, /sys and /dev are.
         probe: asks OpenCL; dies in its own process if a driver does.
     """
     config = config or Config()
+    needs = _model_needs(config, models_directory(os.environ))
+    refused = last_refusals(config.state_directory)
+    checks = [check_python(sys.version_info[:3]), check_native()]
+    devices: tuple[DeviceReport, ...] = ()
+    hints: list[str] = []
+    try:
+        report = probe(config)
+        checks += opencl_checks(report, refused)
+        devices = report.devices
+        hints = speed_hints(config, report, root=root, quantised=needs is not None and needs.quantised)
+    except ProbeFailedError as error:
+        checks.append(broken_driver(error))
+    checks += _machine_checks(config, needs, root)
+    return Diagnosis(tuple(checks), devices, refused, tuple(hints))
+
+
+def _machine_checks(config: Config, needs: ModelNeeds | None, root: Path) -> list[Check]:
     models = models_directory(os.environ)
-    needs = _model_needs(config, models)
     return [
-        check_python(sys.version_info[:3]),
-        check_native(),
-        *check_opencl(probe),
         check_huge_pages(root),
         check_psi(root),
         check_memory_group(root, needs),
@@ -112,40 +140,6 @@ def check_native(backend: str = native.BACKEND, reason: str | None = native.FALL
         detail = f"not loaded, the slow NumPy paths are used: {reason}"
     advice = "install a C compiler and Python's headers, then reinstall mzd (make setup)"
     return Check("C extension", backend == "c", detail, advice)
-
-
-# OpenCL
-
-
-def check_opencl(probe: Probe) -> list[Check]:
-    """The loader, the drivers it finds, and the device that the daemon would take."""
-    try:
-        report = probe()
-    except ProbeFailedError as error:
-        detail = f"OpenCL was tried in another process: {error}"
-        advice = (
-            "a driver is broken: set OCL_ICD_VENDORS to the .icd file of one that works, remove the others"
-        )
-        return [Check("OpenCL", False, detail, advice)]
-    install = "install a driver; for the CPU: apt install pocl-opencl-icd"
-    return [
-        Check(
-            "OpenCL loader",
-            bool(report.loader),
-            report.loader or report.problem,
-            "pip install pyopencl, which brings a loader, or apt install ocl-icd-libopencl1",
-        ),
-        Check("OpenCL drivers", bool(report.devices), _device_list(report), install),
-        Check("OpenCL device", bool(report.chosen), report.chosen or report.problem, install),
-    ]
-
-
-def _device_list(report: OpenClReport) -> str:
-    devices = [
-        f"{device.platform} {device.driver}: {device.name}, SVM {device.svm_level}"
-        for device in report.devices
-    ]
-    return "; ".join(devices) or "none"
 
 
 # The kernel
@@ -287,7 +281,8 @@ def _model_needs(config: Config, models: Path) -> ModelNeeds | None:
         return None
     weights_bytes = sum(extent.size_bytes for extent in (*index.layers, index.head))
     tokens = config.context or index.config.context_length
-    return ModelNeeds(weights_bytes, tokens * index.config.kv_bytes_per_token)
+    quantised = any(tensor.type.block_weights > 1 for tensor in index.layers[0].tensors)
+    return ModelNeeds(weights_bytes, tokens * index.config.kv_bytes_per_token, quantised)
 
 
 def check_model(config: Config, models: Path, needs: ModelNeeds | None) -> Check:

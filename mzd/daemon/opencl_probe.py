@@ -1,6 +1,7 @@
 """Owns the look at OpenCL from a process of its own: a driver that crashes takes only that process along.
 
-`python -m mzd.daemon.opencl_probe` is the child: its last line of output is a report as JSON.
+`python -m mzd.daemon.opencl_probe DEVICE MEMORY KERNELS` is the child; its arguments are the configuration's
+keys of these names, and its last line of output is a report as JSON.
 """
 
 from __future__ import annotations
@@ -9,20 +10,23 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from mzd.daemon.config import Config, load_config
 from mzd.errors import MzdError
 
 if TYPE_CHECKING:
     import pyopencl
 
+    from mzd.device.selection import Candidate
+
 PROBE_COMMAND = (sys.executable, "-m", "mzd.daemon.opencl_probe")
 PROBE_TIMEOUT_S = 60.0
 """A first start of a driver compiles and loads much; one that takes longer hangs."""
-
-TRIAL_BYTES = 4096
 
 
 class ProbeFailedError(Exception):
@@ -31,12 +35,37 @@ class ProbeFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """One device, as its driver describes it. `svm_level`: as `OpenClDevice.svm_level`."""
+    """One device, as its driver describes it, and how the daemon would use it.
+
+    Attributes:
+        svm_level: as `OpenClDevice.svm_level`.
+        memory: the first kind that the configuration allows and that can be opened; empty if none.
+        memory_reason: why that one; or why none.
+        kernels: the class of kernels.
+        pointer_lists: see `mzd.device.pointer_lists`; one sentence.
+        direct_reads: why files cannot be read past the page cache right into its memory; empty if they can.
+        failures: what could not be opened before it, and why.
+        extensions: by what they give, whether the device has them.
+        allocation_bytes_max: the largest single allocation.
+    """
 
     platform: str
     name: str
     driver: str
     svm_level: str
+    is_cpu: bool
+    shares_memory: bool
+    compute_units: int
+    memory: str
+    memory_reason: str
+    kernels: str
+    pointer_lists: str
+    direct_reads: str
+    failures: tuple[str, ...]
+    extensions: dict[str, bool]
+    local_memory_bytes: int
+    allocation_bytes_max: int
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +74,7 @@ class OpenClReport:
 
     Attributes:
         loader: path of the OpenCL library; empty if there is none.
+        devices: best first.
         chosen: the device that the daemon would take; empty if it would refuse them all.
         problem: why `loader` or `chosen` is empty.
     """
@@ -54,15 +84,25 @@ class OpenClReport:
     chosen: str
     problem: str
 
+    @property
+    def chosen_device(self) -> DeviceReport | None:
+        """The first that could be opened as the configuration says."""
+        return next((device for device in self.devices if device.memory), None)
+
 
 def probe_opencl(
-    command: Sequence[str] = PROBE_COMMAND, *, timeout_s: float = PROBE_TIMEOUT_S
+    config: Config | None = None,
+    *,
+    command: Sequence[str] = PROBE_COMMAND,
+    timeout_s: float = PROBE_TIMEOUT_S,
 ) -> OpenClReport:
     """Run the probe in a child process.
 
     Raises:
         ProbeFailedError: with what became of the child.
     """
+    config = config or Config()
+    command = (*command, config.device, config.memory, config.kernels)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
@@ -85,78 +125,109 @@ def _decode_report(output: str) -> OpenClReport:
     """The last line: drivers may print before it."""
     try:
         fields = json.loads(output.splitlines()[-1])
-        devices = tuple(DeviceReport(**device) for device in fields.pop("devices"))
+        devices = tuple(_decode_device(device) for device in fields.pop("devices"))
         return OpenClReport(devices=devices, **fields)
     except (IndexError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ProbeFailedError(f"its report cannot be read: {error}") from error
 
 
-def look() -> OpenClReport:
+def _decode_device(fields: dict[str, Any]) -> DeviceReport:
+    return DeviceReport(failures=tuple(fields.pop("failures")), **fields)
+
+
+# The child
+
+
+def look(config: Config) -> OpenClReport:
     """Load OpenCL into this process and ask every driver; what may crash happens here."""
     try:
         import pyopencl  # noqa: F401 - loads the loader
     except ImportError as error:
         return OpenClReport("", (), "", f"pyopencl cannot be loaded: {error}")
     from mzd.device.libopencl import libopencl
+    from mzd.device.opencl import prepare_environment
+
+    with tempfile.TemporaryDirectory(prefix="mzd-doctor-") as cache_dir:
+        prepare_environment(Path(cache_dir))  # the trials' few kernels go with it
+        devices, problem = _devices(config)
+    chosen = next((device.name for device in devices if device.memory), "")
+    if not problem and not chosen:
+        problem = "; ".join(f"{device.name}: {why}" for device in devices for why in device.failures)
+    return OpenClReport(str(libopencl()._name), devices, chosen, problem)
+
+
+def _devices(config: Config) -> tuple[tuple[DeviceReport, ...], str]:
+    """Every device, with the ways that the configuration allows tried; and why it allows none."""
+    from mzd.daemon.device_choice import ways_to_compute
+    from mzd.device.selection import all_devices
 
     try:
-        chosen, problem = _choose(), ""
+        devices = all_devices()
     except MzdError as error:
-        chosen, problem = "", error.message
-    return OpenClReport(str(libopencl()._name), tuple(_devices()), chosen, problem)
-
-
-def _choose() -> str:
-    """Open the device that the daemon would, and take shared memory from it once."""
-    from mzd.device.opencl import OpenClDevice
-
-    device = OpenClDevice.open()
+        return (), error.message
     try:
-        device.reserve_svm(TRIAL_BYTES).free()
-    finally:
-        device.close()
-    return device.name
+        ways, problem = ways_to_compute(config), ""
+    except MzdError as error:
+        ways, problem = [], error.message
+    reports = tuple(_describe(device, [way for way in ways if way.device == device]) for device in devices)
+    return reports, problem
 
 
-def _devices() -> list[DeviceReport]:
+def _describe(device: pyopencl.Device, ways: Sequence[Candidate]) -> DeviceReport:
     import pyopencl as cl
 
-    try:
-        platforms = cl.get_platforms()
-    except cl.Error:  # the loader's way to say that it found no driver
-        return []
-    reports = []
-    for platform in platforms:
-        try:
-            reports += [_describe(platform, device) for device in platform.get_devices()]
-        except cl.Error:  # a driver without its hardware
-            continue
-    return reports
+    from mzd.device.extensions import useful_extensions
+    from mzd.device.selection import svm_level
 
-
-def _describe(platform: pyopencl.Platform, device: pyopencl.Device) -> DeviceReport:
     return DeviceReport(
-        platform=platform.name.strip(),
+        platform=device.platform.name.strip(),
         name=device.name.strip(),
         driver=device.driver_version.strip(),
-        svm_level=_svm_level(device),
+        svm_level=svm_level(device),
+        is_cpu=bool(device.type & cl.device_type.CPU),
+        shares_memory=bool(device.host_unified_memory),
+        compute_units=device.max_compute_units,
+        extensions=useful_extensions(device),
+        local_memory_bytes=device.local_mem_size,
+        allocation_bytes_max=device.max_mem_alloc_size,
+        memory_bytes=device.global_mem_size,
+        **_use(ways),
     )
 
 
-def _svm_level(device: pyopencl.Device) -> str:
+def _use(ways: Sequence[Candidate]) -> dict[str, Any]:
+    """What the first way that can be opened says of itself, and what failed before it."""
     import pyopencl as cl
 
-    levels = (
-        (cl.device_svm_capabilities.FINE_GRAIN_SYSTEM, "fine_system"),
-        (cl.device_svm_capabilities.FINE_GRAIN_BUFFER, "fine_buffer"),
-        (cl.device_svm_capabilities.COARSE_GRAIN_BUFFER, "coarse_buffer"),
-    )
+    failures: list[str] = []
+    for way in ways:
+        try:
+            return _opened(way) | {"failures": tuple(failures)}
+        except (MzdError, cl.Error) as error:
+            failures.append(f"memory {way.memory_kind}: {str(error).splitlines()[0]}")
+    reason = "it cannot be opened" if failures else "the configuration leaves it out"
+    unused = dict.fromkeys(("memory", "kernels", "pointer_lists", "direct_reads"), "")
+    return unused | {"memory_reason": reason, "failures": tuple(failures)}
+
+
+def _opened(way: Candidate) -> dict[str, Any]:
+    from mzd.device.direct_reads import direct_read_refusal
+    from mzd.device.opencl import OpenClDevice
+    from mzd.device.selection import memory_reason
+
+    device = OpenClDevice(way, cache_dir=None)
     try:
-        capabilities = device.svm_capabilities
-    except cl.Error:  # OpenCL 1.2 does not know the question
-        return "none"
-    return next((name for bit, name in levels if capabilities & bit), "none")
+        return {
+            "memory": way.memory_kind,
+            "memory_reason": memory_reason(way.device, way.memory_kind),
+            "kernels": way.kernel_class,
+            "pointer_lists": device.pointer_lists.reason,
+            "direct_reads": direct_read_refusal(device),
+        }
+    finally:
+        device.close()
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(look())))
+    given = dict(zip(("device", "memory", "kernels"), sys.argv[1:], strict=True))
+    print(json.dumps(asdict(look(load_config(None, given)))))

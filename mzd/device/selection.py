@@ -65,7 +65,7 @@ def candidates(
         raise MzdError("device_lost", f"{what}: {INSTALL_HINT}", devices=names)
     found = [
         Candidate(device, kind, kernel_class or default_kernel_class(device))
-        for device in sorted(wanted, key=_preference, reverse=True)
+        for device in wanted
         for kind in memory_kinds(device)
         if memory_kind in (None, kind)
     ]
@@ -75,7 +75,7 @@ def candidates(
 
 
 def all_devices() -> list[cl.Device]:
-    """Return the devices of all platforms; a platform without one is skipped.
+    """Return the devices of all platforms, best first; a platform without one is skipped.
 
     Raises:
         MzdError: ``device_lost``: there is no platform.
@@ -90,7 +90,7 @@ def all_devices() -> list[cl.Device]:
             devices += platform.get_devices()
         except cl.Error as error:
             log.debug("platform %s has no devices: %s", platform.name, error)
-    return devices
+    return sorted(devices, key=_preference, reverse=True)
 
 
 def memory_kinds(device: cl.Device) -> tuple[MemoryKind, ...]:
@@ -109,6 +109,18 @@ def memory_kinds(device: cl.Device) -> tuple[MemoryKind, ...]:
 def default_kernel_class(device: cl.Device) -> KernelClass:
     """The kernels for its type."""
     return "cpu" if device.type & cl.device_type.CPU else "gpu"
+
+
+def memory_reason(device: cl.Device, kind: MemoryKind) -> str:
+    """Why `device` would use that kind, for people."""
+    own = "" if device.host_unified_memory else "the device has memory of its own; "
+    reasons: dict[MemoryKind, str] = {
+        "fine_svm": "shared with the host without a map",
+        "coarse_svm": "shared with the host, which maps what it touches",
+        "staged": "filled through pinned memory, and kernels can follow addresses in it",
+        "buffers": "mapped by the host, for want of shared memory that works",
+    }
+    return own + reasons[kind]
 
 
 def svm_level(device: cl.Device) -> str:

@@ -14,8 +14,10 @@ from mzd.cli.main import main
 from mzd.errors import MzdError
 from mzd.model.importer import import_gguf
 from mzd.model.known_models import KNOWN_MODELS
+from tests.daemon.opencl_reports import CPU
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def fake_module(monkeypatch, name, **contents):
@@ -106,14 +108,36 @@ class Check:
     advice: str
 
 
+@dataclass
+class Diagnosis:
+    checks: tuple
+    devices: tuple
+    refused: tuple
+    hints: tuple
+    healthy: bool
+
+
 @pytest.mark.parametrize("ok", [True, False])
 def test_doctor_says_what_to_do(monkeypatch, capsys, ok):
-    checks = [Check("OpenCL", True, "PoCL 3.1", ""), Check("PSI", ok, "/proc/pressure", "boot with psi=1")]
-    fake_module(monkeypatch, "mzd.daemon.doctor", run_checks=lambda: checks)
+    checks = (Check("OpenCL", True, "PoCL 3.1", ""), Check("PSI", ok, "/proc/pressure", "boot with psi=1"))
+    seen = []
+
+    def diagnose(config):
+        seen.append(config)
+        return Diagnosis(checks, (CPU,), (), ("a newer PoCL",), ok)
+
+    fake_module(monkeypatch, "mzd.daemon.doctor", diagnose=diagnose)
     assert main(["doctor"]) == (0 if ok else 1)
-    assert ("-> boot with psi=1" in capsys.readouterr().out) is not ok
-    main(["doctor", "--json"])
-    assert [check["ok"] for check in json.loads(capsys.readouterr().out)["checks"]] == [True, ok]
+    shown = capsys.readouterr().out
+    assert ("-> boot with psi=1" in shown) is not ok
+    assert "device 1: pthread-cpu" in shown
+    assert "a newer PoCL" in shown
+    main(["doctor", "--json", "--config", str(CONFIGS / "board.toml")])
+    told = json.loads(capsys.readouterr().out)
+    assert [check["ok"] for check in told["checks"]] == [True, ok]
+    assert told["devices"][0]["memory"] == "fine_svm"
+    assert told["hints"] == ["a newer PoCL"]
+    assert [config.context for config in seen] == [0, 4096]
 
 
 def test_bench_prints_a_table_and_writes_json(monkeypatch, capsys, tmp_path):

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import pytest
 
 from mzd.daemon import doctor
 from mzd.daemon.config import Config
-from mzd.daemon.doctor import ModelNeeds, run_checks
-from mzd.daemon.opencl_probe import DeviceReport, OpenClReport, ProbeFailedError, look, probe_opencl
+from mzd.daemon.doctor import ModelNeeds, diagnose
+from mzd.daemon.opencl_probe import OpenClReport, ProbeFailedError, look, probe_opencl
+from mzd.daemon.refused_devices import keep_refusals
 from mzd.model.library import ModelLibrary
 from mzd.policy.units import CHUNK_TOKENS
+from tests.daemon.opencl_reports import REFUSAL, a_report
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PSI = """some avg10=1.50 avg60=0.00 avg300=0.00 total=612418
@@ -26,17 +29,8 @@ full avg10=0.25 avg60=0.00 avg300=0.00 total=26505
 NEEDS = ModelNeeds(weights_bytes=100_000_000, kv_bytes=50_000_000)
 
 
-def report(**changes):
-    device = DeviceReport("PoCL", "pthread-cpu", "3.1", "fine_buffer")
-    return OpenClReport(
-        **{
-            "loader": "/lib/libOpenCL.so",
-            "devices": (device,),
-            "chosen": device.name,
-            "problem": "",
-            **changes,
-        }
-    )
+def report(_config):
+    return a_report()
 
 
 def lay_out(root: Path, files: dict[str, str]) -> Path:
@@ -62,15 +56,16 @@ def home(tmp_path, monkeypatch):
 
 
 def by_name(checks):
+    """By their names, of which none comes twice."""
     assert len({check.name for check in checks}) == len(checks)
     return {check.name: check for check in checks}
 
 
 def test_only_the_model_is_missing_on_a_fresh_machine(home):
-    checks = by_name(run_checks(root=home, probe=report))
+    checks = by_name(diagnose(root=home, probe=report).checks)
     assert [name for name, check in checks.items() if not check.ok] == ["model"]
     assert checks["model"].advice == "mzd pull smollm2-135m"
-    assert checks["OpenCL drivers"].detail == "PoCL 3.1: pthread-cpu, SVM fine_buffer"
+    assert checks["OpenCL drivers"].detail == "Portable Computing Language 6.0: pthread-cpu, SVM fine_buffer"
     assert "some avg10 1.5 %, full avg10 0.25 %" in checks["memory pressure"].detail
 
 
@@ -81,9 +76,8 @@ def test_every_lack_comes_with_advice(tmp_path, home, monkeypatch):
     config = Config(state=str(blocked / "state"), lock_memory=True)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, 4096))
     monkeypatch.setattr(doctor, "KNOWN_MODELS", {})
-    checks = run_checks(
-        config, root=tmp_path / "empty", probe=lambda: report(loader="", devices=(), chosen="")
-    )
+    nothing = a_report(loader="", devices=(), chosen="")
+    checks = diagnose(config, root=tmp_path / "empty", probe=lambda _: nothing).checks
     missing = [check for check in checks if not check.ok]
     assert all(check.advice and "\n" not in check.advice for check in missing)
     assert {check.name for check in missing} >= {
@@ -93,7 +87,7 @@ def test_every_lack_comes_with_advice(tmp_path, home, monkeypatch):
 
 
 def test_nothing_is_left_behind(tmp_path, home):
-    run_checks(Config(state=str(tmp_path / "state")), root=home, probe=report)
+    diagnose(Config(state=str(tmp_path / "state")), root=home, probe=report)
     assert not (tmp_path / "state").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["root"]
 
@@ -105,10 +99,10 @@ def test_an_installed_model_gives_the_figures(tmp_path, home):
     assert needs is not None
     assert 0 < needs.weights_bytes < installed.store_path.stat().st_size
     assert needs.kv_bytes > 0
-    checks = by_name(run_checks(config, root=home, probe=report))
+    checks = by_name(diagnose(config, root=home, probe=report).checks)
     assert checks["model"].ok
     os.truncate(installed.store_path, 100)
-    assert not by_name(run_checks(config, root=home, probe=report))["model"].ok
+    assert not by_name(diagnose(config, root=home, probe=report).checks)["model"].ok
 
 
 def test_an_old_python_is_refused():
@@ -231,27 +225,27 @@ def python(code: str) -> tuple[str, ...]:
 )
 def test_a_probe_that_dies_is_told_of(code, said):
     with pytest.raises(ProbeFailedError, match=said):
-        probe_opencl(python(code))
+        probe_opencl(command=python(code))
 
 
 def test_a_probe_that_hangs_or_is_missing_is_told_of():
     with pytest.raises(ProbeFailedError, match="did not end"):
-        probe_opencl(python("import time; time.sleep(60)"), timeout_s=0.1)
+        probe_opencl(command=python("import time; time.sleep(60)"), timeout_s=0.1)
     with pytest.raises(ProbeFailedError, match="cannot be started"):
-        probe_opencl(("/nonexistent/python",))
+        probe_opencl(command=("/nonexistent/python",))
 
 
 def test_what_drivers_print_is_passed_over():
     fields = {"loader": "l", "devices": [], "chosen": "", "problem": "p"}
     code = f"print('driver 1.0'); print({json.dumps(fields)!r})"
-    assert probe_opencl(python(code)) == OpenClReport("l", (), "", "p")
+    assert probe_opencl(command=python(code)) == OpenClReport("l", (), "", "p")
 
 
 def test_a_crash_becomes_one_check_and_the_rest_goes_on(home):
-    def crash():
+    def crash(_config):
         raise ProbeFailedError("it was killed by SIGSEGV")
 
-    checks = by_name(run_checks(root=home, probe=crash))
+    checks = by_name(diagnose(root=home, probe=crash).checks)
     assert not checks["OpenCL"].ok
     assert "SIGSEGV" in checks["OpenCL"].detail
     assert "OCL_ICD_VENDORS" in checks["OpenCL"].advice
@@ -260,6 +254,36 @@ def test_a_crash_becomes_one_check_and_the_rest_goes_on(home):
 
 def test_this_machine_has_a_device():
     found = probe_opencl()
-    assert found == look()
-    assert found.chosen in {device.name for device in found.devices if device.svm_level.startswith("fine")}
+    assert found == look(Config())
+    assert found.chosen_device is not None
+    assert found.chosen == found.chosen_device.name
     assert Path(found.loader).exists()
+
+
+def test_the_configuration_narrows_what_is_tried():
+    found = probe_opencl(Config(memory="buffers", kernels="gpu"))
+    assert {(device.memory, device.kernels) for device in found.devices} == {("buffers", "gpu")}
+
+
+def test_a_configuration_that_leaves_nothing_is_told_of():
+    found = probe_opencl(Config(device="nothing is called so"))
+    assert found.chosen == ""
+    assert "change or leave out" in found.problem
+    assert all(device.memory_reason == "the configuration leaves it out" for device in found.devices)
+
+
+def test_the_doctor_loads_no_driver():
+    code = "import sys, mzd.daemon.doctor; sys.exit('pyopencl' in sys.modules)"
+    assert subprocess.run(python(code), check=False).returncode == 0
+
+
+def test_what_the_last_start_refused_is_shown(tmp_path, home):
+    config = Config(state=str(tmp_path / "state"))
+    (tmp_path / "state").mkdir()
+    keep_refusals(config.state_directory, [REFUSAL])
+    found = diagnose(config, root=home, probe=report)
+    assert found.refused == (REFUSAL,)
+    check = by_name(found.checks)["self-test"]
+    assert not check.ok
+    assert "computes embed wrongly" in check.detail
+    assert not found.healthy
