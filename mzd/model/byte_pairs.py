@@ -77,10 +77,11 @@ def _build(vocabulary: Vocabulary, pairs: BytePairs) -> Any:
 def _check_merges(merges: Sequence[tuple[str, str]], ids: Mapping[str, int]) -> None:
     """Raise FormatError for a merge of what is no token: the library may panic, which no handler expects."""
     for left, right in merges:
-        missing = [token for token in (left, right, left + right) if token not in ids]
-        if missing:
-            raise FormatError(
-                f"tokenizer.ggml.merges joins {left!a:.40} and {right!a:.40}, "
-                f"but there is no token {missing[0]!a:.60}",
-                key="tokenizer.ggml.merges",
-            )
+        if left in ids and right in ids and left + right in ids:
+            continue
+        missing = next(token for token in (left, right, left + right) if token not in ids)
+        raise FormatError(
+            f"tokenizer.ggml.merges joins {left!a:.40} and {right!a:.40}, "
+            f"but there is no token {missing!a:.60}",
+            key="tokenizer.ggml.merges",
+        )

@@ -41,18 +41,18 @@ class Tokenizer:
         self.add_bos = vocabulary.add_bos
         self.end_tokens = vocabulary.end_tokens
         self.special_ids: Mapping[str, int] = vocabulary.special_ids()
-        self._control = frozenset(i for i, kind in enumerate(vocabulary.types) if kind in CONTROL_TYPES)
+        self._control = frozenset(vocabulary.ids_of(CONTROL_TYPES))
         self._special = any_of(self.special_ids)
         match vocabulary.model:
             case BytePairs() as model:
                 self._encoder: BytePairEncoder | SentencePieceEncoder = BytePairEncoder(vocabulary, model)
-                bytes_of = byte_pairs.bytes_of
+                self._bytes_of = byte_pairs.bytes_of
             case SentencePieces() as model:
                 self._encoder = SentencePieceEncoder(vocabulary, model)
-                bytes_of = sentence_pieces.bytes_of
+                self._bytes_of = sentence_pieces.bytes_of
             case _:
                 assert_never(vocabulary.model)
-        self._bytes = tuple(map(bytes_of, vocabulary.tokens, vocabulary.types))
+        self._tokens, self._types = vocabulary.tokens, vocabulary.types
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
@@ -134,7 +134,7 @@ class Tokenizer:
                 token=int(token_id),
             )
         hidden = token_id in self._control and not show_control
-        return b"" if hidden else self._bytes[token_id]
+        return b"" if hidden else self._bytes_of(self._tokens[token_id], self._types[token_id])
 
     def decode_bytes(self, ids: Iterable[int], *, show_control: bool = False) -> bytes:
         """The bytes of all of `ids`. Raises as `token_bytes`."""

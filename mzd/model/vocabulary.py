@@ -52,6 +52,10 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+_NORMAL: Final = TokenType.NORMAL
+_TYPES_BY_NUMBER: Final = {int(kind): kind for kind in TokenType}
+"""Vocabularies have up to a quarter of a million tokens, and an enum takes its time to be asked."""
+
 CONTROL_TYPES: Final = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
 """Tokens that are no text: hidden from readers, and never made from what a user wrote."""
 
@@ -113,7 +117,11 @@ class Vocabulary:
         Control tokens, and user-defined ones of byte-level BPE. Those of SentencePiece are text.
         """
         special = SPECIAL_TYPES if isinstance(self.model, BytePairs) else CONTROL_TYPES
-        return {t: i for i, t in enumerate(self.tokens) if t and self.types[i] in special}
+        return {self.tokens[i]: i for i in self.ids_of(special) if self.tokens[i]}
+
+    def ids_of(self, kinds: frozenset[TokenType]) -> list[int]:
+        """Ids of the tokens of `kinds`, which are not ordinary ones."""
+        return [i for i, kind in enumerate(self.types) if kind is not _NORMAL and kind in kinds]
 
 
 def any_of(names: Iterable[str]) -> re.Pattern[str]:
@@ -199,9 +207,11 @@ def _read_types(metadata: Mapping[str, Any], num_tokens: int) -> tuple[TokenType
     values = _array(metadata, "token_type", int)
     _require_length(len(values), "token_type", num_tokens)
     try:
-        return tuple(TokenType(value) for value in values)
-    except ValueError as error:
-        raise FormatError(f"tokenizer.ggml.token_type: {error}", key=_PREFIX + "token_type") from error
+        return tuple(map(_TYPES_BY_NUMBER.__getitem__, values))
+    except KeyError as error:
+        raise FormatError(
+            f"tokenizer.ggml.token_type: {error} is not a valid type", key=_PREFIX + "token_type"
+        ) from error
 
 
 def _require_length(length: int, name: str, num_tokens: int) -> None:
@@ -250,6 +260,6 @@ def _array(metadata: Mapping[str, Any], name: str, kind: type[T]) -> Sequence[T]
     values = metadata.get(_PREFIX + name)
     if values is None:
         raise FormatError(f"the model file has no {_PREFIX}{name}", key=_PREFIX + name)
-    if not isinstance(values, list | tuple) or not all(isinstance(value, kind) for value in values):
+    if not isinstance(values, list | tuple) or not all(issubclass(k, kind) for k in set(map(type, values))):
         raise FormatError(f"{_PREFIX}{name} is no array of {kind.__name__}", key=_PREFIX + name)
     return values
