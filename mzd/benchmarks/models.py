@@ -14,6 +14,8 @@ from mzd.model.library import GGUF_NAME, InstalledModel, ModelLibrary, models_di
 
 REAL_MODEL: Final = "smollm2-135m"
 WEIGHTS_SEED: Final = 600
+_SOURCE: Final = f"seed:{WEIGHTS_SEED}:2"
+"""What a synthetic model is made of, and how: one of another source is made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def synthetic_model(
     library = ModelLibrary(root)
     name = f"{geometry.name}-{type.name.lower()}"
     model = library.get(name)
-    if model is None or not library.is_ready(model):
+    if model is None or model.origin.source != _SOURCE or not library.is_ready(model):
         report(f"making {name} from a seed")
         model = _make(library, name, geometry, type)
     return _bench_model(model, root, synthetic=True)
@@ -80,4 +82,4 @@ def _make(library: ModelLibrary, name: str, geometry: Geometry, type: GgmlType) 
     with library.staging() as directory:
         gguf_path = directory / GGUF_NAME
         write_model(gguf_path, geometry, seed=WEIGHTS_SEED, type=type)
-        return library.install(name, directory, f"seed:{WEIGHTS_SEED}", gguf_path)
+        return library.install(name, directory, _SOURCE, gguf_path)

@@ -25,6 +25,9 @@ _BLOCK_WEIGHTS: Final = 32
 """Weights drawn once and repeated. An odd number of blocks, and more of them than a vocabulary has rows, so
 that no two rows of a matrix are the same."""
 
+_MATRIX_BLOCKS: Final = 701
+"""From the beginning of one matrix to that of the next: layers differ."""
+
 Value = str | int | float | Sequence[str] | Sequence[int]
 
 
@@ -100,12 +103,16 @@ def write_model(path: Path, geometry: Geometry, *, seed: int, type: GgmlType = G
     Args:
         type: of the matrices, F16 or Q8_0.
     """
-    pattern = np.random.default_rng(seed).standard_normal(_PATTERN_BLOCKS * _BLOCK_WEIGHTS, dtype=np.float32)
+    weights = _DrawnWeights(seed, type)
     with path.open("wb") as file:
         file.write(_header(geometry, type))
-        for _, rule in geometry.tensors():
+        for number, (_, rule) in enumerate(geometry.tensors()):
             _pad(file)
-            _write_tensor(file, geometry, rule, type, pattern)
+            dims = geometry.dims(rule)
+            if rule.is_vector:
+                file.write(np.ones(dims, "<f4").tobytes())
+            else:
+                weights.write(file, int(np.prod(dims)), dims[0], number)
 
 
 def _header(geometry: Geometry, type: GgmlType) -> bytes:
@@ -148,28 +155,41 @@ def _pad(file: BinaryIO) -> None:
     file.write(bytes(_aligned(file.tell()) - file.tell()))
 
 
-def _write_tensor(
-    file: BinaryIO, geometry: Geometry, rule: TensorRule, type: GgmlType, pattern: NDArray[np.float32]
-) -> None:
-    dims = geometry.dims(rule)
-    if rule.is_vector:
-        file.write(np.ones(dims, "<f4").tobytes())
-        return
-    values = _encoded(type, pattern / np.sqrt(dims[0], dtype=np.float32))
-    whole, rest = divmod(type.row_bytes(int(np.prod(dims))), values.nbytes)
-    for _ in range(whole):
-        file.write(values.data)
-    file.write(values[:rest].data)
+class _DrawnWeights:
+    """Blocks drawn once and written over and over, from another one on for each matrix."""
+
+    def __init__(self, seed: int, type: GgmlType) -> None:
+        self._type = type
+        self._pattern = np.random.default_rng(seed).standard_normal(
+            (_PATTERN_BLOCKS, _BLOCK_WEIGHTS), dtype=np.float32
+        )
+        self._encoded: dict[int, NDArray[np.uint8]] = {}
+
+    def write(self, file: BinaryIO, num_weights: int, cols: int, number: int) -> None:
+        """Write the matrix of that number, of rows of `cols`."""
+        blocks = self._scaled(cols)
+        start = number * _MATRIX_BLOCKS % len(blocks)
+        num_blocks = num_weights // _BLOCK_WEIGHTS
+        while num_blocks:
+            part = blocks[start : start + num_blocks]
+            file.write(part.data)
+            num_blocks -= len(part)
+            start = 0
+
+    def _scaled(self, cols: int) -> NDArray[np.uint8]:
+        """(blocks, block bytes) uint8: all of them, for rows of `cols`."""
+        if cols not in self._encoded:
+            self._encoded[cols] = _encoded(self._type, self._pattern / np.sqrt(cols, dtype=np.float32))
+        return self._encoded[cols]
 
 
 def _encoded(type: GgmlType, values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """(n,) weights, n a multiple of 32, as they lie in a file."""
+    """(n, 32) weights as they lie in a file, (n, bytes)."""
     if type is GgmlType.F16:
         return values.astype("<f2").view(np.uint8)
     if type is not GgmlType.Q8_0:
         raise ValueError(f"synthetic weights of type {type.name}")
-    blocks = values.reshape(-1, _BLOCK_WEIGHTS)
-    encoded = np.zeros(len(blocks), [("scale", "<f2"), ("quants", "i1", _BLOCK_WEIGHTS)])
-    encoded["scale"] = np.abs(blocks).max(axis=1) / 127
-    encoded["quants"] = np.rint(blocks / encoded["scale"].astype(np.float32)[:, None]).clip(-127, 127)
-    return encoded.view(np.uint8)
+    encoded = np.zeros(len(values), [("scale", "<f2"), ("quants", "i1", _BLOCK_WEIGHTS)])
+    encoded["scale"] = np.abs(values).max(axis=1) / 127
+    encoded["quants"] = np.rint(values / encoded["scale"].astype(np.float32)[:, None]).clip(-127, 127)
+    return encoded.view(np.uint8).reshape(len(values), -1)

@@ -97,6 +97,7 @@ def test_synthetic_weights_of_both_types_are_the_same_ones(tmp_path):
         write_model(tmp_path / "a.gguf", GEOMETRY, seed=1, type=kind)
         import_gguf(tmp_path / "a.gguf", tmp_path / "store")
         with WeightStore.open(tmp_path / "store") as store:
+            assert len({layer.crc32c for layer in store.index.layers}) == len(store.index.layers)
             rows[kind] = store.read_rows("token_embd", [0, 1, 511])
     assert rows[GgmlType.F16] == pytest.approx(rows[GgmlType.Q8_0], abs=0.01)
     assert not np.array_equal(rows[GgmlType.F16][0], rows[GgmlType.F16][1])
