@@ -135,8 +135,7 @@ class GpuPrefill:
                 await self._wait_ready(step, self._bind_head)
                 self.engine.enqueue_head(step.logits)
         finally:
-            with trio.CancelScope(shield=True):
-                await self._finish(ahead)
+            await self._finish(ahead)
         logits = self.engine.logits() if step.logits != "none" else np.empty((0, 0), np.float32)
         return StepDone(logits, start_ns, time.monotonic_ns())
 
@@ -171,9 +170,11 @@ class GpuPrefill:
     async def _finish(self, ahead: deque[_Enqueued]) -> None:
         """Wait for everything that is enqueued; the newest mark ends the step, so it comes last."""
         end = self.engine.mark()
-        while ahead:
-            await self._retire(ahead.popleft())
-        await self.engine.wait(end)
+        if ahead:
+            with trio.CancelScope(shield=True):
+                while ahead:
+                    await self._retire(ahead.popleft())
+        await self.engine.wait(end)  # to its end, cancelled or not
 
     async def _retire(self, enqueued: _Enqueued) -> None:
         await self.engine.wait(enqueued.event)
