@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import IO, Final
@@ -18,6 +19,7 @@ import trio
 from mzd import __version__
 from mzd.codec import Codec, codec_by_name
 from mzd.daemon.config import Config, ThreadsConfig
+from mzd.daemon.device_choice import choose_device
 from mzd.daemon.profiling_steps import (
     TRANSFER_BYTES,
     PieceFile,
@@ -193,9 +195,10 @@ def profile_anew(config: Config) -> MeasuredProfile:
     state = config.state_directory
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        device = OpenClDevice.open(config.device or None)
-        with contextlib.closing(device), _store_of(config) as store:
-            return trio.run(measure_and_keep, subject_of(config, device, store))
+        # Without its self-test: only what the device is called matters here.
+        chosen = choose_device(config, partial(OpenClDevice, cache_dir=None), lambda device: None)
+        with contextlib.closing(chosen.device), _store_of(config) as store:
+            return trio.run(measure_and_keep, subject_of(config, chosen.device, store))
     except (OSError, MemoryError) as error:
         raise MzdError("internal", f"the device cannot be measured: {error}") from error
 

@@ -1,0 +1,83 @@
+"""The start: what is opened, what is refused on the way, and that the end closes all of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import mzd.device.opencl
+from mzd.daemon import assembly
+from mzd.daemon.assembly import open_everything
+from mzd.daemon.config import Config
+from mzd.daemon.refused_devices import last_refusals
+from mzd.errors import MzdError
+from tests.device.test_self_test import broken
+from tests.paths.harness import alone
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.setenv("MZD_HOME", str(tmp_path / "home"))
+    # Where PoCL looks by default: kernels of other tests are there, and a state of its own would have none.
+    kernels = os.environ.get("POCL_CACHE_DIR", str(Path.home() / ".cache" / "pocl" / "kcache"))
+    monkeypatch.setenv("POCL_CACHE_DIR", kernels)
+    return Config(model=str(FIXTURES / "llama-Q4_1.gguf"), state=str(tmp_path / "state"), huge_pages=False)
+
+
+@pytest.fixture
+def plant(monkeypatch):
+    """Plant a wrong kernel in the devices whose memory is of one of these kinds."""
+    wrong_source = broken("elementwise", "1.0f + e", "1.001f + e")
+    right_source = mzd.device.opencl.kernel_source
+    open_device = assembly.OpenClDevice
+
+    def use(kinds):
+        def planted(candidate, **options):
+            source = wrong_source if candidate.memory_kind in kinds else right_source
+            monkeypatch.setattr(mzd.device.opencl, "kernel_source", source)
+            return open_device(candidate, **options)
+
+        monkeypatch.setattr(assembly, "OpenClDevice", planted)
+
+    return use
+
+
+async def test_a_start_goes_past_a_device_that_is_wrong(config, plant):
+    plant(["fine_svm"])
+    async with open_everything(config) as opened:
+        assert opened.device.memory_kind == "coarse_svm"
+        (refusal,) = opened.chosen.refusals
+        assert refusal.kernel == "gated_mul, silu"
+        assert last_refusals(config.state_directory) == (refusal,)
+        assert opened.text.tokenizer.vocab_size == opened.parts.store.index.config.vocab_size
+        assert opened.text.template is not None
+
+
+async def test_a_start_with_nothing_left_fails_and_the_doctor_will_know_why(config, plant):
+    plant(["fine_svm", "coarse_svm", "staged", "buffers"])
+    with pytest.raises(MzdError, match="no device computes right") as raised, alone():
+        async with open_everything(config):
+            pass
+    assert raised.value.code == "device_lost"
+    kinds = [refusal.memory for refusal in last_refusals(config.state_directory)]
+    assert sorted(kinds) == ["buffers", "coarse_svm", "fine_svm", "staged"]
+
+
+async def test_a_configured_kind_of_memory_is_not_replaced(config, plant):
+    plant(["coarse_svm"])
+    narrowed = Config(model=config.model, state=config.state, memory="coarse_svm", huge_pages=False)
+    with pytest.raises(MzdError, match=r'leave out memory = "coarse_svm"'), alone():
+        async with open_everything(narrowed):
+            pass
+
+
+async def test_a_context_that_is_too_long_is_refused_before_the_device_is_opened(config, plant, monkeypatch):
+    monkeypatch.setattr(assembly, "choose_device", None)
+    too_long = Config(model=config.model, state=config.state, context=1 << 30)
+    with pytest.raises(MzdError, match="the model was made for"):
+        async with open_everything(too_long):
+            pass
