@@ -22,6 +22,7 @@ from mzd.cli.main import main
 from mzd.codec import codec_by_name
 from mzd.daemon import profiling, profiling_steps
 from mzd.daemon.config import Config, ThreadsConfig
+from mzd.daemon.device_choice import ChosenDevice
 from mzd.daemon.profiling import Subject, WeightsFile, load_or_measure, measure, measure_and_keep
 from mzd.daemon.profiling_steps import (
     MEMORY_BYTES_MAX,
@@ -384,17 +385,18 @@ class FakeDevice:
     name, driver = "a GPU", "driver 1"
     is_closed = False
 
-    @classmethod
-    def open(cls, _name):
-        return cls()
-
     def close(self):
         FakeDevice.is_closed = True
 
 
-def test_the_command_measures_without_a_daemon_and_keeps(tmp_path, monkeypatch, quick):
+@pytest.fixture
+def fake_device(monkeypatch):
+    """A device that any configuration would take."""
+    monkeypatch.setattr(profiling, "choose_device", lambda *_: ChosenDevice(FakeDevice(), refusals=()))
+
+
+def test_the_command_measures_without_a_daemon_and_keeps(tmp_path, monkeypatch, quick, fake_device):
     monkeypatch.setenv("MZD_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(profiling, "OpenClDevice", FakeDevice)
     config = Config(state=str(tmp_path / "deep" / "state"), model="none")
     first = profiling.profile_anew(config)
     second = profiling.profile_anew(config)
@@ -405,9 +407,8 @@ def test_the_command_measures_without_a_daemon_and_keeps(tmp_path, monkeypatch, 
     assert kept.stat().st_mode & 0o777 == 0o700
 
 
-def test_the_command_says_why_it_cannot(tmp_path, monkeypatch, quick):
+def test_the_command_says_why_it_cannot(tmp_path, monkeypatch, quick, fake_device):
     monkeypatch.setenv("MZD_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(profiling, "OpenClDevice", FakeDevice)
     monkeypatch.setattr(profiling_steps.native, "populate", lambda *_: -errno.ENOMEM)
     with pytest.raises(MzdError, match="Cannot allocate memory") as error:
         profiling.profile_anew(Config(state=str(tmp_path), model="none"))
