@@ -41,7 +41,8 @@ class Engine:
         context_tokens_max: the longest context.
         ubatch_tokens_max: the most tokens of one step.
         logit_rows_max: the most rows of logits of one step.
-        activations: ``f32`` is exact, ``int8`` rounds them where a matrix is quantised; see `Matmul`.
+        activations: ``f32`` is exact, ``int8`` rounds them where a matrix is quantised (see `Matmul`), but
+            for q, k, v and the head.
 
     Attributes:
         num_layers: layers of the model.
@@ -78,7 +79,7 @@ class Engine:
             self._shapes.index(attention_shape(index.config, layer)) for layer in index.config.layers
         ]
         self._row = Replay(device.kernel_queue)
-        self._head = HeadGraph(device, index.config, index.head, self._buffers, activations)
+        self._head = HeadGraph(device, index.config, index.head, self._buffers)
         self._num_chunks = [0] * len(self._layers)
         self._plans: list[AttentionPlan] = []  # one for each shape while a step runs, else none
         self._next_layer = 0

@@ -16,6 +16,11 @@ from mzd.device.step_buffers import StepBuffers, attention_shape, attention_shap
 from mzd.formats.model_config import ModelConfig
 from mzd.formats.weight_store import UnitExtent
 
+_QKV_ACTIVATIONS: Activations = "f32"
+"""Never rounded: every later token reads K and V, and softmax magnifies what is in q and k. Of SmolLM2-135M's
+greedy choices over two texts 2.6 % were others with all activations rounded, 1.6 % without these and the
+head's; at one token the step took a tenth longer for it."""
+
 
 class LayerGraph:
     """One layer: attention and a gated MLP, each added to the residual stream, as the model describes them.
@@ -81,7 +86,7 @@ class _AttentionBlock:
             x_address=self._input.address,
             y_address=buffers.address("qkv"),
             tokens_max=len(buffers.tokens),
-            activations=activations,
+            activations=_QKV_ACTIVATIONS,
         )
         self._rope = _rope_kv(device, config, extent, layer, buffers)
         self._attention = _attention(device, config, layer, buffers)

@@ -1,5 +1,6 @@
 """The engine: golden values of small models, the NumPy reference, and what it refuses to run."""
 
+import ctypes
 import json
 import os
 from dataclasses import replace
@@ -54,6 +55,31 @@ async def test_golden_steps_with_rounded_activations(device, file):
         compared += len(clear)
     assert compared > 50
     model.close()
+
+
+def chunk_of(model, layer):
+    """The layer's first chunk, K and V as they lie there."""
+    count = model.file.config.kv_chunk_bytes(256) // 2
+    halves = (ctypes.c_uint16 * count).from_address(int(model.chunk_addresses[layer][0]))
+    return np.ctypeslib.as_array(halves).view(np.float16)
+
+
+async def test_rounded_activations_are_not_those_of_q_k_v_and_the_head(device):
+    """K and V of the first layer, which come from the embedding, and the logits that follow from x."""
+    models = {
+        activations: LoadedModel(device, FIXTURES / "llama-Q8_0.gguf", activations=activations)
+        for activations in ("f32", "int8")
+    }
+    logits = {name: await model.step(range(7, 47), 0) for name, model in models.items()}
+    exact, rounded = models.values()
+    assert np.array_equal(chunk_of(exact, 0), chunk_of(rounded, 0))
+    assert not np.array_equal(chunk_of(exact, 1), chunk_of(rounded, 1))
+    assert not np.array_equal(logits["f32"], logits["int8"])
+    hidden = rounded.engine._buffers.x[39]
+    expected = ReferenceModel(rounded.file).head(hidden)
+    assert np.abs(logits["int8"][0] - expected).max() < 1e-4
+    for model in models.values():
+        model.close()
 
 
 async def test_logits_agree_with_the_reference(loaded):

@@ -111,10 +111,13 @@ class ReferenceModel:
             x = x + self._norm_if_there(added, f"{block}.post_attention_norm")
             added = self._mlp(layer, self._norm_if_there(x, f"{block}.ffn_norm"))
             x = x + self._norm_if_there(added, f"{block}.post_ffw_norm")
-        output = "token_embd" if config.tied_output else "output"
-        return soft_cap(
-            self._norm(x, "output_norm") @ self._weight(f"{output}.weight").T, config.logit_softcap
-        )
+        return self.head(x)
+
+    def head(self, x: Tensor) -> Tensor:
+        """Logits of what the last layer gives, (tokens, hidden)."""
+        output = "token_embd" if self._model.config.tied_output else "output"
+        scores = self._norm(x, "output_norm") @ self._weight(f"{output}.weight").T
+        return soft_cap(scores, self._model.config.logit_softcap)
 
     def _attention(self, layer: int, x: Tensor) -> Tensor:
         config = self._model.config
