@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mzd.device.attention_blocks import (
-    GPU_GROUP_LANES,
     CpuBlocks,
     GpuBlocks,
+    StepSize,
     cpu_tile_tokens,
     gpu_tile_tokens,
+    step_size,
 )
 from mzd.device.kernel import BoundKernel
-from mzd.device.opencl import Define, OpenClDevice, Program
+from mzd.device.opencl import OpenClDevice, Program
 from mzd.device.selection import KernelClass
 from mzd.policy.units import CHUNK_TOKENS
 
-_GROUPS_PER_COMPUTE_UNIT = 4
+_GROUPS_PER_COMPUTE_UNIT: dict[KernelClass, int] = {"cpu": 4, "gpu": 3}
 """Work-groups a compute unit to aim at by splitting the context: enough that the last one to finish costs
 little, few enough that the partial results stay small."""
 
@@ -81,8 +83,10 @@ class AttentionTarget:
         """What `device` is to attention."""
         return cls(device.compute_units, device.kernel_class, device.memory_kind == "buffers")
 
-    def tile_tokens(self, shape: AttentionShape) -> int:
-        """Query tokens of one work-group where a step has more than one."""
+    def tile_tokens(self, shape: AttentionShape, size: StepSize) -> int:
+        """Query tokens of one work-group."""
+        if size == "one":
+            return 1
         if self.kernel_class == "gpu":
             return gpu_tile_tokens(shape.group, shape.head_dim)
         return cpu_tile_tokens(shape.group)
@@ -138,7 +142,7 @@ def plan_attention(
     return AttentionPlan(
         position=position,
         num_tokens=num_tokens,
-        tile_tokens=_tile_tokens(shape, target, num_tokens),
+        tile_tokens=target.tile_tokens(shape, step_size(num_tokens)),
         num_splits=num_splits,
         split_chunks=split_chunks,
         first_chunk=first_chunk,
@@ -159,14 +163,11 @@ def partials_bytes(
     return rows * shape.num_heads * (2 + shape.head_dim) * 4
 
 
-def _tile_tokens(shape: AttentionShape, target: AttentionTarget, num_tokens: int) -> int:
-    return 1 if num_tokens == 1 else target.tile_tokens(shape)
-
-
 def _splits_wanted(shape: AttentionShape, target: AttentionTarget, num_tokens: int) -> int:
     """Splits of the context that fill the device, however many chunks there are."""
-    num_tiles = -(-num_tokens // _tile_tokens(shape, target, num_tokens))
-    return -(-_GROUPS_PER_COMPUTE_UNIT * target.compute_units // (shape.num_kv_heads * num_tiles))
+    num_tiles = -(-num_tokens // target.tile_tokens(shape, step_size(num_tokens)))
+    groups = _GROUPS_PER_COMPUTE_UNIT[target.kernel_class] * target.compute_units
+    return -(-groups // (shape.num_kv_heads * num_tiles))
 
 
 def _split(target: AttentionTarget, num_chunks: int, wanted: int) -> tuple[int, int]:
@@ -214,18 +215,18 @@ class Attention:
     ) -> None:
         self._target = AttentionTarget.of(device) if target is None else target
         self._shape = shape
-        self._group_lanes = GPU_GROUP_LANES if self._target.kernel_class == "gpu" else 1
         self._chunks: list[int] = []
-        self._by_tile: dict[int, BoundKernel] = {}
-        for tile in {1, self._target.tile_tokens(shape)}:
-            program = _build(device, shape, self._target, tile)
+        self._by_size: dict[StepSize, tuple[BoundKernel, int]] = {}
+        for size in get_args(StepSize):
+            program, group_lanes = _build(device, shape, self._target, size)
             kernel = device.kernel(program, "attention", follows_pointers=not self._target.chunk_arguments)
             for i, address in enumerate((step_address, q_address, out_address, partials_address)):
                 kernel.set_address(i, address)
             if not self._target.chunk_arguments:
                 kernel.set_address(_FIRST_CHUNK_ARGUMENT, chunk_table_address)
-            self._by_tile[tile] = kernel
-        self._merge = device.kernel(_build(device, shape, self._target, 1), "attention_merge")
+            self._by_size[size] = kernel, group_lanes
+        program, self._merge_lanes = _build(device, shape, self._target, "one")
+        self._merge = device.kernel(program, "attention_merge")
         for i, address in enumerate((step_address, partials_address, out_address)):
             self._merge.set_address(i, address)
 
@@ -236,15 +237,15 @@ class Attention:
 
     def enqueue(self, plan: AttentionPlan) -> None:
         """Enqueue the step of `plan`, whose numbers are in the step buffer."""
-        kernel = self._by_tile[plan.tile_tokens]
-        lanes = (self._group_lanes, 1, 1)
-        size = (self._shape.num_kv_heads * self._group_lanes, plan.num_tiles, plan.num_splits)
+        kernel, group_lanes = self._by_size[step_size(plan.num_tokens)]
+        size = (self._shape.num_kv_heads * group_lanes, plan.num_tiles, plan.num_splits)
         for launch_chunk in plan.launches:
             if self._target.chunk_arguments:
                 self._set_chunks(kernel, launch_chunk)
-            kernel.enqueue(size, lanes)
+            kernel.enqueue(size, (group_lanes, 1, 1))
         if plan.num_splits > 1:
-            self._merge.enqueue((self._shape.num_heads * self._group_lanes, plan.num_tokens, 1), lanes)
+            lanes = self._merge_lanes
+            self._merge.enqueue((self._shape.num_heads * lanes, plan.num_tokens, 1), (lanes, 1, 1))
 
     def _set_chunks(self, kernel: BoundKernel, launch_chunk: int) -> None:
         """Give the launch its chunks; what it has no chunk for is set to one that it does not read there."""
@@ -255,10 +256,13 @@ class Attention:
         kernel.set_int(_FIRST_CHUNK_ARGUMENT + LAUNCH_CHUNKS, launch_chunk)
 
 
-def _build(device: OpenClDevice, shape: AttentionShape, target: AttentionTarget, tile: int) -> Program:
-    """Build the kernels for `tile` tokens a work-group."""
-    source, blocks = _blocks(device, shape, target, tile)
-    return device.build(
+def _build(
+    device: OpenClDevice, shape: AttentionShape, target: AttentionTarget, size: StepSize
+) -> tuple[Program, int]:
+    """Build the kernels for steps of one size; return them and the lanes of a work-group."""
+    tile = target.tile_tokens(shape, size)
+    source, blocks = _blocks(device, shape, target, tile, size)
+    program = device.build(
         source,
         HEAD_DIM=shape.head_dim,
         NUM_KV_HEADS=shape.num_kv_heads,
@@ -266,25 +270,20 @@ def _build(device: OpenClDevice, shape: AttentionShape, target: AttentionTarget,
         TILE=tile,
         CHUNK_TOKENS=CHUNK_TOKENS,
         SCALE=shape.score_scale,
-        **blocks,
+        **{name.upper(): value for name, value in blocks.items()},
         **({} if shape.softcap is None else {"SOFTCAP": shape.softcap}),
         **({} if shape.window is None else {"WINDOW": shape.window}),
         **({"CHUNK_ARGUMENTS": 1} if target.chunk_arguments else {}),
     )
+    return program, blocks.get("group_lanes", 1)
 
 
 def _blocks(
-    device: OpenClDevice, shape: AttentionShape, target: AttentionTarget, tile: int
-) -> tuple[str, dict[str, Define]]:
-    """Return the source of a target, and what it is built with for its blocks."""
+    device: OpenClDevice, shape: AttentionShape, target: AttentionTarget, tile: int, size: StepSize
+) -> tuple[str, dict[str, int]]:
+    """Return the source for a device's kernel class, and its blocks by name."""
     queries = tile * shape.group
     if target.kernel_class == "gpu":
-        gpu = asdict(GpuBlocks.choose(queries, shape.head_dim))
-        return "attention_gpu", _upper(gpu) | {"GROUP_LANES": GPU_GROUP_LANES}
-    cpu = asdict(CpuBlocks.choose(queries, device.float_lanes))
-    return "attention", _upper(cpu) | {"LANES": device.float_lanes}
-
-
-def _upper(blocks: dict[str, int]) -> dict[str, Define]:
-    """Blocks as the kernels call them."""
-    return {name.upper(): value for name, value in blocks.items()}
+        return "attention_gpu", asdict(GpuBlocks.choose(queries, shape.head_dim, size))
+    lanes = device.float_lanes
+    return "attention", asdict(CpuBlocks.choose(queries, lanes)) | {"lanes": lanes}

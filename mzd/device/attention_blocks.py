@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 _SUMS_MAX = {8: 12, 16: 24}
 """Vectors of sums of a register block, by lanes: with the operands beside them they fill the 16 registers
@@ -17,14 +18,23 @@ _CONVERSION_COST = 2.5
 _CPU_QUERIES_MAX = 32
 """Queries (tokens x heads of a group) of a work-item: their scores of one chunk, 1 KiB each, fit L1."""
 
-GPU_GROUP_LANES = 128
-"""Work-items of a GPU's work-group."""
-
-_GPU_QUERIES_MAX = 16
-"""Queries of a work-group: each lane has a register block of them in both passes."""
-
 _GPU_LOCAL_BYTES_MAX = 32 * 1024
 """Local memory that any GPU has."""
+
+_SMALL_HEAD = 64
+"""Channels up to which a work-group of 128 fills the score pass; larger heads take 256."""
+
+StepSize = Literal["one", "few", "many"]
+"""Tokens of a step: one is bound by memory, many by arithmetic."""
+
+FEW_TOKENS_MAX = 32
+
+
+def step_size(num_tokens: int) -> StepSize:
+    """The class of a step of that many tokens."""
+    if num_tokens == 1:
+        return "one"
+    return "few" if num_tokens <= FEW_TOKENS_MAX else "many"
 
 
 def cpu_tile_tokens(group: int) -> int:
@@ -72,47 +82,57 @@ class GpuBlocks:
     """Blocks of a variant, as attention_gpu.cl defines them."""
 
     queries: int
+    group_lanes: int
+    query_lanes: int
     pass_tokens: int
     tokens_a_lane: int
     channels_a_lane: int
 
     @classmethod
-    def choose(cls, queries: int, head_dim: int) -> GpuBlocks:
-        """Choose the blocks for `queries` queries, with the longest pass that local memory holds."""
+    def choose(cls, queries: int, head_dim: int, size: StepSize) -> GpuBlocks:
+        """Choose the blocks for `queries` queries: the fastest on an H200, see docs/measurements.md.
+
+        For many tokens a lane has as much arithmetic for each load as registers hold; for fewer there are
+        twice the lanes where heads are large, which shortens the way through one chunk.
+        """
         padded = _padded(queries, 4)
-        pass_tokens = next(
-            tokens
-            for tokens in (256, 128, 64)
-            if tokens == 64 or _local_bytes(padded, head_dim, tokens) <= _GPU_LOCAL_BYTES_MAX
+        is_memory_bound = size == "one" and padded == 4
+        group_lanes = 128 if head_dim <= _SMALL_HEAD or size == "many" else 256
+        return cls(
+            queries=padded,
+            group_lanes=group_lanes,
+            query_lanes=1 << (group_lanes // padded).bit_length() - 1,
+            pass_tokens=_pass_tokens(padded, head_dim, group_lanes),
+            tokens_a_lane=8 if is_memory_bound and head_dim > _SMALL_HEAD else 4,
+            channels_a_lane=4 if is_memory_bound else _channels_a_lane(padded, size),
         )
-        channels_a_lane = max((2, 4, 1), key=lambda channels: _busy_lanes(head_dim, channels, pass_tokens))
-        return cls(padded, pass_tokens, 2, channels_a_lane)
+
+
+def _channels_a_lane(queries: int, size: StepSize) -> int:
+    """Channels whose sums, with `queries` queries each, fit the registers."""
+    if size == "many":
+        return 8 if queries <= 8 else 4
+    return 2
 
 
 def gpu_tile_tokens(group: int, head_dim: int) -> int:
-    """Query tokens of one work-group where a step has more than one, for `group` heads that share K and V."""
-    return max(
-        tile
-        for tile in range(1, _GPU_QUERIES_MAX + 1)
-        if tile == 1
-        or (
-            tile * group <= _GPU_QUERIES_MAX
-            and _local_bytes(_padded(tile * group, 4), head_dim, 64) <= _GPU_LOCAL_BYTES_MAX
-        )
-    )
+    """Query tokens of one work-group where a step has more than one, for `group` heads that share K and V.
+
+    Small, because twice the tiles read K and V twice but out of the cache, and start twice the work-groups.
+    """
+    queries_max = 16 if head_dim <= _SMALL_HEAD else 12
+    return max(tile for tile in (1, 2, 4, 8) if tile == 1 or tile * group <= queries_max)
 
 
-def _local_bytes(queries: int, head_dim: int, pass_tokens: int) -> int:
-    """Local memory of a work-group: queries, weights, and what the softmax shares."""
+def _pass_tokens(queries: int, head_dim: int, group_lanes: int) -> int:
+    """The longest pass that local memory holds: queries, their weights, and what the softmax shares."""
     weight_stride = queries if queries // 4 % 2 else queries + 4
-    floats = head_dim * queries + pass_tokens * weight_stride + pass_tokens // 2
-    return 4 * (floats + GPU_GROUP_LANES + queries)
-
-
-def _busy_lanes(head_dim: int, channels_a_lane: int, pass_tokens: int) -> int:
-    """Lanes that work in the value pass."""
-    channel_lanes = head_dim // channels_a_lane
-    return channel_lanes * min(GPU_GROUP_LANES // channel_lanes, pass_tokens // 8)
+    fixed = head_dim * queries + group_lanes + queries
+    return max(
+        tokens
+        for tokens in (64, 128, 256)
+        if tokens == 64 or 4 * (fixed + tokens * weight_stride + tokens // 2) <= _GPU_LOCAL_BYTES_MAX
+    )
 
 
 def _padded(value: int, multiple: int) -> int:

@@ -8,7 +8,7 @@ from mzd.formats.architectures import Activation
 _CPU_BLOCK = 512
 """Elements of a work-item, BLOCK in elementwise.cl."""
 
-_GPU_GROUP_LANES = 128
+_GPU_GROUP_LANES = 256
 """Work-items of a group, one an element."""
 
 

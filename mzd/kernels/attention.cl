@@ -23,9 +23,9 @@
 //
 // Token i sees the keys 0 .. position + i, or the last WINDOW of them; splits begin at the first chunk, the
 // first that any token sees. With CHUNK_ARGUMENTS the splits are those of one launch's chunks, and a launch
-// goes on from the partial results of the one before. A work-item is (kv_head, tile of tokens, split of the context),
-// the global size; one work-item a group, because a CPU's lanes are the vectors below. Lanes are tokens of the
-// context: scores then need no horizontal sum, and one vector of K serves all queries.
+// goes on from the partial results of the one before. A work-item is (kv_head, tile of tokens, split of the
+// context), the global size; one work-item a group, because a CPU's lanes are the vectors below. Lanes are
+// tokens of the context: scores then need no horizontal sum, and one vector of K serves all queries.
 // Accumulates in float. Tolerance: 2e-5 against float64 on the same half K and V.
 
 #include "chunks.cl"

@@ -1,8 +1,9 @@
 // Owns attention over chunks for devices whose work-groups cooperate through local memory.
 //
-// As attention.cl in meaning, in `step`, `q`, `out` and the chunks. Defines, beside HEAD_DIM, NUM_KV_HEADS, GROUP,
-// TILE, CHUNK_TOKENS, SCALE, SOFTCAP and WINDOW as there:
+// As attention.cl in meaning, in `step`, `q`, `out` and the chunks. Defines, beside HEAD_DIM, NUM_KV_HEADS,
+// GROUP, TILE, CHUNK_TOKENS, SCALE, SOFTCAP and WINDOW as there:
 //   QUERIES           TILE * GROUP, rounded up to a multiple of 4; the surplus is computed and thrown away
+//   QUERY_LANES       lanes of the softmax for each query; a power of two, at most GROUP_LANES / QUERIES
 //   GROUP_LANES       work-items of a work-group, at least QUERIES; a power of two
 //   PASS_TOKENS       tokens of the context between two barriers: 64, 128 or 256
 //   TOKENS_A_LANE     2, 4 or 8: register block of the score pass, with all queries. Lanes beyond
@@ -13,9 +14,9 @@
 //   partials  (splits, tokens, heads, HEAD_DIM) float: unnormalised output; then (splits, tokens, heads, 2):
 //             maximum (base 2), sum. Apart, so that rows of output are aligned.
 //
-// A work-group is (kv_head, tile of tokens, split of the context), the global size in work-groups. Its queries
-// lie in local memory and are read by all lanes at once, each K and V element is read once, by one lane, and
-// the weights cross between the two passes in local memory.
+// A work-group is (kv_head, tile of tokens, split of the context), the global size in work-groups. Its
+// queries lie in local memory and are read by all lanes at once, each K and V element is read once, by one
+// lane, and the weights cross between the two passes in local memory.
 // Accumulates in float. Tolerance: 2e-5 against float64 on the same half K and V.
 
 #include "chunks.cl"
@@ -37,17 +38,22 @@
 #define TOKEN_PARTS \
     (GROUP_LANES / CHANNEL_LANES < TOKEN_PARTS_MAX ? GROUP_LANES / CHANNEL_LANES : TOKEN_PARTS_MAX)
 
-#ifndef KEY_UNROLL
-#define KEY_UNROLL 8
-#define VALUE_UNROLL 2
-#endif
+// Channels of K, and pieces of V, that are asked for at once. Such that none remain, on which LLVM 15 crashes.
+#define KEYS_AT_ONCE \
+    (PART_CHANNELS % 8 == 0 ? 8 : PART_CHANNELS % 4 == 0 ? 4 : PART_CHANNELS % 2 == 0 ? 2 : 1)
+#define PIECES_AT_ONCE 2
 
-#define QUERY_LANES (GROUP_LANES / QUERIES)  // lanes of the softmax for each query
+
 
 // Where the weights of a token begin. The strides spread what lanes read or write at once over all banks:
 // rows of an odd number of quads, and every eighth one moved by a quad more.
 #define WEIGHT_STRIDE (QUADS % 2 ? QUERIES : QUERIES + 4)
 #define WEIGHT(t) ((t) * WEIGHT_STRIDE + (t) / PIECE_TOKENS * 4)
+#define WEIGHTS WEIGHT(PASS_TOKENS)
+
+// In the end queries and weights make room for the output of this many parts of the tokens at a time.
+#define COPIES_MAX (1 + WEIGHTS / (HEAD_DIM * QUERIES))
+#define COPIES (COPIES_MAX < TOKEN_PARTS ? COPIES_MAX : TOKEN_PARTS)
 
 #ifdef SOFTCAP
 #define QUERY_SCALE (2.0f * LOG2_E * SCALE / SOFTCAP)
@@ -109,12 +115,14 @@ static inline void score_pass(
     float4 s[TOKENS_A_LANE][QUADS];
     UNROLL for (int t = 0; t < TOKENS_A_LANE; ++t) UNROLL for (int j = 0; j < QUADS; ++j) s[t][j] = 0.0f;
     if (token < count) {
-        UNROLL_BY(KEY_UNROLL) for (int d = 0; d < PART_CHANNELS; ++d) {
-            float key[TOKENS_A_LANE];
-            load_keys(k + d * BLOCK_TOKENS, key);
-            UNROLL for (int j = 0; j < QUADS; ++j) {
-                const float4 x = query[d * QUADS + j];
-                UNROLL for (int t = 0; t < TOKENS_A_LANE; ++t) s[t][j] = fma(x, (float4)key[t], s[t][j]);
+        for (int d0 = 0; d0 < PART_CHANNELS; d0 += KEYS_AT_ONCE) {
+            UNROLL for (int d = d0; d < d0 + KEYS_AT_ONCE; ++d) {
+                float key[TOKENS_A_LANE];
+                load_keys(k + d * BLOCK_TOKENS, key);
+                UNROLL for (int j = 0; j < QUADS; ++j) {
+                    const float4 x = query[d * QUADS + j];
+                    UNROLL for (int t = 0; t < TOKENS_A_LANE; ++t) s[t][j] = fma(x, (float4)key[t], s[t][j]);
+                }
             }
         }
     }
@@ -138,29 +146,33 @@ static inline float capped(float s) {
 static inline float capped(float s) { return s; }
 #endif
 
-// Scores to weights relative to the new maximum, for all queries; QUERY_LANES lanes share one. Tokens from the
-// query's `limit` on, or before the window that ends there, are masked: exactly zero, whatever the maximum.
-// Leaves in `rescale` the factor by which each query's earlier output shrinks. A lane's running_sum is that of
-// its own tokens only.
+// Scores to weights relative to the new maximum, for all queries; QUERY_LANES lanes share one. Tokens from
+// the query's `limit` on, or before the window that ends there, are masked: exactly zero, whatever the
+// maximum. Leaves in `rescale` the factor by which each query's earlier output shrinks. A lane's running_sum
+// is that of its own tokens only.
 static inline void soften(local float* weight, int limit, local float* scratch, local float* rescale,
                           float* running_max, float* running_sum) {
     const int lane = get_local_id(0), query = lane % QUERIES, part = lane / QUERIES;
+    float s[PASS_TOKENS / QUERY_LANES];
     float top = LOWEST;
     if (part < QUERY_LANES) {
-        for (int t = part; t < PASS_TOKENS; t += QUERY_LANES)
-            top = fmax(top, SEEN(t, limit) ? weight[WEIGHT(t) + query] : LOWEST);
+        UNROLL for (int i = 0; i < PASS_TOKENS / QUERY_LANES; ++i) {
+            const int t = part + i * QUERY_LANES;
+            s[i] = SEEN(t, limit) ? capped(weight[WEIGHT(t) + query]) : LOWEST;
+            top = fmax(top, s[i]);
+        }
     }
     scratch[lane] = top;
     LOCAL_BARRIER;
     if (part < QUERY_LANES) {
-        for (int other = 0; other < QUERY_LANES; ++other) top = fmax(top, scratch[other * QUERIES + query]);
-        const float maximum = top > LOWEST ? fmax(*running_max, capped(top)) : *running_max;
+        float maximum = *running_max;
+        UNROLL for (int other = 0; other < QUERY_LANES; ++other)
+            maximum = fmax(maximum, scratch[other * QUERIES + query]);
         const float shrink = exp2(fmax(*running_max - maximum, -126.0f));
         float sum = 0.0f;
-        for (int t = part; t < PASS_TOKENS; t += QUERY_LANES) {
-            const float s = capped(weight[WEIGHT(t) + query]);
-            const float seen = SEEN(t, limit) ? exp2(fmax(s - maximum, -126.0f)) : 0.0f;
-            weight[WEIGHT(t) + query] = seen;
+        UNROLL for (int i = 0; i < PASS_TOKENS / QUERY_LANES; ++i) {
+            const float seen = s[i] > LOWEST ? exp2(fmax(s[i] - maximum, -126.0f)) : 0.0f;
+            weight[WEIGHT(part + i * QUERY_LANES) + query] = seen;
             sum += seen;
         }
         *running_sum = fma(*running_sum, shrink, sum);
@@ -170,9 +182,9 @@ static inline void soften(local float* weight, int limit, local float* scratch, 
     LOCAL_BARRIER;
 }
 
-// acc[c][query] = acc[c][query] * rescale[query] + sum over t of weight[t][query] * value[c][t], for the lane's
-// channels and its part of the pass's tokens, of which `count` exist. Neighbouring lanes read pieces that lie
-// behind each other.
+// acc[c][query] = acc[c][query] * rescale[query] + sum over t of weight[t][query] * value[c][t], for the
+// lane's channels and its part of the pass's tokens, of which `count` exist. Neighbouring lanes read pieces
+// that lie behind each other.
 static inline void add_values(global const half* value, int count, local const float* weight,
                               local const float4* rescale, float4 (*acc)[QUADS]) {
     const int lane = get_local_id(0);
@@ -183,7 +195,7 @@ static inline void add_values(global const half* value, int count, local const f
         const float4 shrink = rescale[j];
         UNROLL for (int c = 0; c < CHANNELS_A_LANE; ++c) acc[c][j] *= shrink;
     }
-    UNROLL_BY(VALUE_UNROLL)
+    UNROLL_BY(PIECES_AT_ONCE)
     for (int t = part * PIECE_TOKENS; t < count; t += TOKEN_PARTS * PIECE_TOKENS) {
         float x[CHANNELS_A_LANE][PIECE_TOKENS];
         UNROLL for (int c = 0; c < CHANNELS_A_LANE; ++c) {
@@ -197,33 +209,41 @@ static inline void add_values(global const half* value, int count, local const f
         UNROLL for (int i = 0; i < PIECE_TOKENS; ++i) {
             UNROLL for (int j = 0; j < QUADS; ++j) {
                 const float4 w = row[i * (WEIGHT_STRIDE / 4) + j];
-                UNROLL for (int c = 0; c < CHANNELS_A_LANE; ++c) acc[c][j] = fma(w, (float4)x[c][i], acc[c][j]);
+                UNROLL for (int c = 0; c < CHANNELS_A_LANE; ++c)
+                    acc[c][j] = fma(w, (float4)x[c][i], acc[c][j]);
             }
         }
     }
 }
 
-// output[d][query] = the sum of `acc` over the parts of the tokens, one after the other.
+// output[copy][d][query], summed over the copies, = the sum of `acc` over the parts of the tokens. Each copy
+// takes its parts one after the other.
 static inline void join_parts(float4 (*acc)[QUADS], local float4* output) {
     const int lane = get_local_id(0);
     const int part = lane % TOKEN_PARTS, channel_lane = lane / TOKEN_PARTS;
-    for (int turn = 0; turn < TOKEN_PARTS; ++turn) {
-        if (part == turn && channel_lane < CHANNEL_LANES) {
+    output += part % COPIES * (HEAD_DIM * QUADS) + channel_lane * (CHANNELS_A_LANE * QUADS);
+    for (int turn = 0; turn < (TOKEN_PARTS + COPIES - 1) / COPIES; ++turn) {
+        if (part / COPIES == turn && channel_lane < CHANNEL_LANES) {
             UNROLL for (int c = 0; c < CHANNELS_A_LANE; ++c) {
-                local float4* row = output + (channel_lane * CHANNELS_A_LANE + c) * QUADS;
-                UNROLL for (int j = 0; j < QUADS; ++j) row[j] = turn == 0 ? acc[c][j] : row[j] + acc[c][j];
+                UNROLL for (int j = 0; j < QUADS; ++j) {
+                    const int place = c * QUADS + j;
+                    output[place] = turn == 0 ? acc[c][j] : output[place] + acc[c][j];
+                }
             }
         }
         LOCAL_BARRIER;
     }
 }
 
-// Rows of `to` from `output`, [d][query] in local memory, times each query's scale.
+// Rows of `to` from the copies of `output`, times each query's scale.
 static inline void store_rows(local const float* output, local const float* scale, int first_token,
                               int num_queries, int kv_head, global float* to) {
     for (int n = get_local_id(0); n < num_queries * HEAD_DIM; n += GROUP_LANES) {
         const int i = n / HEAD_DIM, d = n % HEAD_DIM;
-        to[query_row(first_token, kv_head, i) * HEAD_DIM + d] = output[d * QUERIES + i] * scale[i];
+        float sum = 0.0f;
+        UNROLL for (int copy = 0; copy < COPIES; ++copy)
+            sum += output[copy * HEAD_DIM * QUERIES + d * QUERIES + i];
+        to[query_row(first_token, kv_head, i) * HEAD_DIM + d] = sum * scale[i];
     }
 }
 
@@ -251,11 +271,10 @@ static inline void load_partial(global const float* partials, global const float
 COOPERATIVE kernel void attention(global const int* step, global const float* q, global float* out,
                                   global float* partials, CHUNK_PARAMETERS) {
     AT(step, 0); AT(q, 1); AT(out, 2); AT(partials, 3); AT_CHUNKS;
-    local float4 query[HEAD_DIM * QUADS];
-    local float4 weights[WEIGHT(PASS_TOKENS) / 4];
+    local float4 query[HEAD_DIM * QUADS + WEIGHTS / 4];
     local float4 rescale[QUADS];
     local float scratch[GROUP_LANES];
-    local float* weight = (local float*)weights;
+    local float* weight = (local float*)(query + HEAD_DIM * QUADS);
 
     const int position = step[0], num_tokens = step[1], num_splits = step[2], split_chunks = step[3];
     const int first_chunk = step[4];
@@ -285,8 +304,8 @@ COOPERATIVE kernel void attention(global const int* step, global const float* q,
     load_queries(q, first_token, num_queries, kv_head, (local float*)query);
     LOCAL_BARRIER;
 
-    // Keys that some token of the tile sees.
-    const int end = min((launch_chunk + (split + 1) * split_chunks) * CHUNK_TOKENS, position + last_token + 1);
+    const int visible = position + last_token + 1;  // keys that some token of the tile sees
+    const int end = min((launch_chunk + (split + 1) * split_chunks) * CHUNK_TOKENS, visible);
     int begin = (launch_chunk + split * split_chunks) * CHUNK_TOKENS;
 #ifdef WINDOW  // not what no token of the tile sees
     begin = max(begin, (position + first_token + 1 - WINDOW) / PASS_TOKENS * PASS_TOKENS);

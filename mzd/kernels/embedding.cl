@@ -1,8 +1,8 @@
 // Owns the gather of embedding rows out of the packed matrix (mzd/formats/weight_layout.py).
 //
 // Defines: COLS, GROUP_BYTES (distance between eight-row groups), HEADER_BYTES (offset of the payload in a
-// group), GROUP_LANES, and one of TYPE_F32, TYPE_F16, TYPE_BF16, TYPE_Q8_0, TYPE_Q4_0, TYPE_Q4_1, TYPE_Q4_K, TYPE_Q5_K,
-// TYPE_Q6_K.
+// group), GROUP_LANES, and one of TYPE_F32, TYPE_F16, TYPE_BF16, TYPE_Q8_0, TYPE_Q4_0, TYPE_Q4_1, TYPE_Q4_K,
+// TYPE_Q5_K, TYPE_Q6_K.
 
 #include "places.cl"
 #include "vector.cl"

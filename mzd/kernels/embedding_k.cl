@@ -39,9 +39,10 @@ static inline float4 run_quants(global const uint* words, int run, int word) {
 static inline void expand(global const uchar* group, int lane, int block, global float* x) {
     const int super = block / (SUPER_WEIGHTS / RUN_WEIGHTS), run = block % (SUPER_WEIGHTS / RUN_WEIGHTS);
     global const uchar* header = group + super * SUPER_HEADER_BYTES;
-    global const uint* words = (global const uint*)(group + HEADER_BYTES) + lane + super * SUPER_WORDS * ROWS_PER_GROUP;
+    global const uint* words = (global const uint*)(group + HEADER_BYTES) + lane;
+    words += super * SUPER_WORDS * ROWS_PER_GROUP;
     global const ushort* halves = (global const ushort*)header + lane;
-    global const uchar* scales = header + 2 * HEADER_FIELDS * ROWS_PER_GROUP + lane + 2 * run * ROWS_PER_GROUP;
+    global const uchar* scales = header + (2 * HEADER_FIELDS + 2 * run) * ROWS_PER_GROUP + lane;
     const float scale = load_half(halves);
 #if defined(TYPE_Q6_K)
     const float first = scale * (char)scales[0], second = scale * (char)scales[ROWS_PER_GROUP];

@@ -80,8 +80,8 @@ static inline void store_channels(float8 x, global half* destination, int stride
 //   angles       (tokens, 2, ROPE_PAIRS) float: cosines, then sines, of each token's position
 //   q            (tokens, NUM_HEADS, HEAD_DIM) float
 //   k, v         (tokens, NUM_KV_HEADS, HEAD_DIM) float; changed in place
-//   chunks       (chunks,) addresses of chunks, or the one chunk of the launch's tokens, see chunks.cl; a chunk
-//                is K [kv_head][t / 32][d][32] half, then V [kv_head][d][256] half
+//   chunks       (chunks,) addresses of chunks, or the one chunk of the launch's tokens, see chunks.cl; a
+//                chunk is K [kv_head][t / 32][d][32] half, then V [kv_head][d][256] half
 //   q_bias, k_bias, v_bias    (heads * HEAD_DIM,) float, of as many heads as q, k or v
 //   q_norm, k_norm            (HEAD_DIM,) float; these and the biases may be anything where there are none
 //

@@ -1,38 +1,38 @@
 """The small kernels against float64: norm, SiLU, RoPE with the K and V write, embedding rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mzd.device.attention import AttentionShape
+from mzd.device.attention import AttentionTarget
 from mzd.device.elementwise import GatedMul, SoftCap
 from mzd.device.embedding import Embedding
 from mzd.device.rms_norm import RmsNorm
-from mzd.device.rope import QkvVectors, RopeAngles, RopeKv
+from mzd.device.rope import RopeAngles
 from mzd.formats.ggml_types import SUPPORTED_TYPES, GgmlType
 from mzd.formats.layer_config import RopeConfig
 from mzd.formats.weight_layout import repack, unpack
 from mzd.formats.weight_store import TensorSpec
+from tests.device.rope_case import RopeCase
+from tests.device.shared_array import SharedArray
 from tests.reference.blocks import random_blocks
-from tests.reference.model import gelu_tanh, rms_norm, rotate
+from tests.reference.model import gelu_tanh, rms_norm
 
 
-class Floats:
-    """A float32 array in shared memory, freed at the end of the test."""
-
-    def __init__(self, device, request, values):
-        buffer = device.allocate_scratch(max(values.nbytes, 4))
-        request.addfinalizer(buffer.free)
-        self.address = buffer.address
-        self.values = buffer.view(values.dtype, values.shape)
-        self.values[:] = values
+@pytest.fixture(params=["cpu", "gpu"], autouse=True)
+def kernel_class(request, device, monkeypatch):
+    """Each class of kernels in turn."""
+    monkeypatch.setattr(device, "kernel_class", request.param)
+    return request.param
 
 
 @pytest.fixture
 def shared(device, request):
     """A function that puts an array into shared memory."""
-    return lambda values: Floats(device, request, np.ascontiguousarray(values))
+    return lambda values: SharedArray(device, request, np.ascontiguousarray(values))
 
 
 @pytest.mark.parametrize("cols", [1, 5, 8, 64, 576, 1001])
@@ -99,114 +99,23 @@ def test_soft_cap(device, shared, count, cap):
     assert np.abs(x.values - cap * np.tanh(before.astype(np.float64) / cap)).max() < 1e-6 * cap
 
 
-class RopeCase:
-    """rope_kv over random q, k, v, into chunks that hold a mark where nothing may be written."""
-
-    MARK = np.float16(77.0)
-    HEADS, KV_HEADS, DIM = 6, 2, 40
-
-    def __init__(
-        self, device, shared, style, dims, position, num_tokens, *, biases=False, norms=False, target=None
-    ):
-        rng = np.random.default_rng(position)
-        self.position, self.num_tokens, self.target = position, num_tokens, target
-        self.q_before = rng.normal(0, 1, (num_tokens, self.HEADS, self.DIM)).astype(np.float32)
-        self.k_before, self.v_before = (
-            rng.normal(0, 1, (num_tokens, self.KV_HEADS, self.DIM)).astype(np.float32) for _ in "kv"
-        )
-        factors = tuple(1.0 + 0.5 * np.arange(dims // 2))
-        self.rope = RopeConfig(style, 10000.0, dims, factors) if dims else None
-        self.num_chunks = -(-(position + num_tokens) // 256)
-        heads = (self.HEADS, self.KV_HEADS, self.KV_HEADS)
-        self.biases = [shared(rng.normal(0, 1, n * self.DIM).astype(np.float32)) for n in heads if biases]
-        self.norms = [shared(rng.normal(1, 0.3, self.DIM).astype(np.float32)) for _ in "qk" if norms]
-        self._launch(device, shared)
-
-    def _launch(self, device, shared):
-        dims = self.rope.dimensions if self.rope else 2
-        angles = shared(np.zeros((self.num_tokens, 2, dims // 2), np.float32))
-        if self.rope:
-            RopeAngles(self.rope).write(angles.values, self.position)
-        self.chunks = shared(np.full((self.num_chunks, 2, self.KV_HEADS, 256 * self.DIM), self.MARK))
-        chunk_bytes = self.chunks.values[0].nbytes
-        order = np.arange(self.num_chunks)[::-1].astype(np.uint64)
-        table = shared(np.uint64(self.chunks.address) + np.uint64(chunk_bytes) * order)
-        self.q, k, v = (shared(x) for x in (self.q_before, self.k_before, self.v_before))
-        rope = RopeKv(
-            device,
-            AttentionShape(self.HEADS, self.KV_HEADS, self.DIM),
-            self.rope,
-            QkvVectors(self.specs(self.biases), self.specs(self.norms), 1e-5),
-            step_address=shared(np.array([self.position], np.int32)).address,
-            angles_address=angles.address,
-            chunk_table_address=table.address,
-            target=self.target,
-        )
-        rope.bind_chunks(table.values)
-        rope.enqueue(
-            0,
-            q_address=self.q.address,
-            k_address=k.address,
-            v_address=v.address,
-            num_tokens=self.num_tokens,
-            position=self.position,
-        )
-        device.finish()
-
-    @staticmethod
-    def specs(vectors):
-        """Where the vectors are in a unit that begins at address 0."""
-        return tuple(TensorSpec("", GgmlType.F32, 1, v.values.size, v.address, 0) for v in vectors)
-
-    def prepared(self, number, heads):
-        """q, k or v, by number, as it is before it rotates; in float64."""
-        x = heads.astype(np.float64)
-        if self.biases:
-            x += self.biases[number].values.reshape(heads.shape[1:])
-        return rms_norm(x, self.norms[number].values, 1e-5) if self.norms and number < 2 else x
-
-    def kv(self):
-        """(tokens, kv_heads, dim) float16 of K and of V, over all chunks."""
-        chunks = self.chunks.values[::-1]
-        k = chunks[:, 0].reshape(-1, self.KV_HEADS, 8, self.DIM, 32).transpose(0, 2, 4, 1, 3)
-        v = chunks[:, 1].reshape(-1, self.KV_HEADS, self.DIM, 256).transpose(0, 3, 1, 2)
-        return (x.reshape(-1, self.KV_HEADS, self.DIM) for x in (k, v))
-
-    def rotated(self, heads):
-        """(tokens, heads, dim) rotated in float64."""
-        if not self.rope:
-            return heads
-        dims = self.rope.dimensions
-        frequencies = 10000.0 ** (-np.arange(0, dims, 2) / dims) / np.array(self.rope.freq_factors)
-        positions = np.arange(self.position, self.position + self.num_tokens)
-        by_head = heads.astype(np.float64).transpose(1, 0, 2)
-        return rotate(by_head, positions, self.rope.style, frequencies).transpose(1, 0, 2)
-
-
 @pytest.mark.parametrize("style", ["pairs", "halves"])
 @pytest.mark.parametrize("dims", [24, 40])
 @pytest.mark.parametrize(("position", "num_tokens"), [(0, 1), (31, 2), (250, 20), (256, 1), (700, 100)])
 def test_rope_kv(device, shared, style, dims, position, num_tokens):
-    case = RopeCase(device, shared, style, dims, position, num_tokens)
-    new = slice(position, position + num_tokens)
-    k, v = case.kv()
-    assert np.abs(case.q.values - case.rotated(case.q_before)).max() < 2e-6
-    assert np.abs(k[new] - case.rotated(case.k_before)).max() < 2e-3  # half an ulp of float16 near 4
-    assert np.array_equal(v[new], case.v_before.astype(np.float16))
-    for x in (k, v):
-        x[new] = case.MARK
-        assert (x == case.MARK).all()
+    RopeCase(device, shared, style, dims, position, num_tokens).check()
+
+
+@pytest.mark.parametrize(("position", "num_tokens"), [(0, 1), (255, 2), (200, 513)])
+def test_chunks_as_arguments(device, shared, position, num_tokens):
+    target = replace(AttentionTarget.of(device), chunk_arguments=True)
+    RopeCase(device, shared, "halves", 40, position, num_tokens, target=target).check()
 
 
 @pytest.mark.parametrize(("biases", "norms"), [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("dims", [0, 24])
 def test_biases_and_norms_come_before_the_rotation(device, shared, biases, norms, dims):
-    case = RopeCase(device, shared, "halves", dims, 250, 20, biases=biases, norms=norms)
-    q, k, v = (case.prepared(i, x) for i, x in enumerate((case.q_before, case.k_before, case.v_before)))
-    stored_k, stored_v = (x[250:270] for x in case.kv())
-    assert np.abs(case.q.values - case.rotated(q)).max() < 4e-6
-    assert np.abs(stored_k - case.rotated(k)).max() < 4e-3  # half an ulp of float16 near 8
-    assert np.abs(stored_v - v).max() < 4e-3
+    RopeCase(device, shared, "halves", dims, 250, 20, biases=biases, norms=norms).check()
 
 
 def test_rope_kv_saturates(device, shared):
@@ -214,7 +123,7 @@ def test_rope_kv_saturates(device, shared):
     case = RopeCase(device, shared, "pairs", 40, 3, 1)
     case.v_before[:] = 1e6
     case.v_before[:, 1] = -1e6
-    case._launch(device, shared)
+    case.launch(device, shared)
     _, v = case.kv()
     assert (v[3, 0] == np.float16(65504)).all()
     assert (v[3, 1] == np.float16(-65504)).all()

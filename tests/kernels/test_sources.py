@@ -4,8 +4,11 @@ import pytest
 
 from mzd.kernels import kernel_source
 
+NAMES = ["attention", "elementwise", "embedding", "norm", "rope", "matmul"]
+NAMES += ["attention_gpu", "elementwise_gpu", "norm_gpu", "rope_gpu"]
 
-@pytest.mark.parametrize("name", ["attention", "elementwise", "embedding", "norm", "rope", "matmul"])
+
+@pytest.mark.parametrize("name", NAMES)
 def test_no_include_is_left(name):
     source = kernel_source(name)
     assert "#include" not in source
