@@ -1,55 +1,16 @@
-"""Owns matrix products with packed weights: one object per call site, the kernel chosen by token count."""
+"""Owns matrix products with packed weights: one object per call site, kernels by the device's class."""
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import Mapping
 
-from mzd.device.kernel import BoundKernel
+from mzd.device.matmul_choice import Choice, ProductKey
+from mzd.device.matmul_cpu import ExactCpuProduct, Int8CpuProduct
+from mzd.device.matmul_gpu import GpuProduct, rounded_bytes
+from mzd.device.matmul_shape import INT8_TYPES, Activations, Operands, Product, WeightShape
 from mzd.device.opencl import OpenClDevice
-from mzd.formats.ggml_types import GgmlType
-from mzd.formats.weight_layout import group_layout
 
-Activations = Literal["f32", "int8"]
-
-INT8_TYPES = frozenset(
-    {GgmlType.Q8_0, GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q4_K, GgmlType.Q5_K, GgmlType.Q6_K}
-)
-"""Weights that are multiplied as integers with ``activations="int8"``; others stay exact."""
-
-SCALED_WEIGHTS = {GgmlType.Q4_K: 32, GgmlType.Q5_K: 32, GgmlType.Q6_K: 16}
-"""Weights with a scale of their own, of the types whose blocks have several."""
-
-PAIR_ROWS = 16
-"""Rows of one vector: two row groups (weights.cl)."""
-
-TILE_TOKENS_MAX = 8
-"""The most tokens that a kernel keeps in registers; blocks of tokens are multiples of it."""
-
-GROUPS_PER_UNIT = 2
-"""Work-groups per compute unit: 1 to 4 are level, but for int8 4 took 1.1-1.3 times the CPU time of 2 at
-8 tokens (each rounds its x again); 48 took 1.2-1.8 times as long at one token."""
-
-EXACT_NARROW_TOKENS_MAX = 8
-EXACT_TILE_ROWS = 32
-EXACT_TILE_COLS = 256
-"""Weights unpacked at a time: 32 x 256 floats are 32 KiB, which leaves room in a 48 KiB L1."""
-
-BLOCK_TOKENS_MAX = 64
-"""Tokens of a work-group: x of one exact tile is 64 KiB and stays in L2; M=512: 0.87-0.93 of unblocked."""
-
-INT8_RECORDS_BYTES = 128 * 1024
-"""Rounded tokens that a work-group keeps in local memory, which is L2 on a CPU."""
-
-
-class WeightShape(Protocol):
-    """What a product needs to know of a matrix; `TensorSpec` has it."""
-
-    @property
-    def type(self) -> GgmlType: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def cols(self) -> int: ...
+__all__ = ["INT8_TYPES", "Activations", "Matmul", "WeightShape", "rounded_bytes"]
 
 
 class Matmul:
@@ -62,9 +23,13 @@ class Matmul:
         tokens_max: the largest `num_tokens` of `enqueue`.
         activations: ``f32`` is exact (max |dy| / max |y| <= 5e-6); ``int8`` rounds x to 8 bits in blocks of
             32 for the types of `INT8_TYPES` (<= 1e-2).
+        choices: launch shapes that were measured on a GPU (`autotune`); the rest is by rule.
+        rounded_address: `rounded_bytes(tokens_max, cols)` of the device's memory, which all products of a
+            queue may share: a GPU with ``int8`` keeps rounded tokens there. None for memory of its own.
 
     Raises:
         FormatError: `unsupported_type`, or `cols` is no multiple of the type's block.
+        MzdError: `insufficient_memory`.
     """
 
     def __init__(
@@ -74,12 +39,23 @@ class Matmul:
         *,
         tokens_max: int,
         activations: Activations = "f32",
+        choices: Mapping[ProductKey, Choice] | None = None,
+        rounded_address: int | None = None,
     ) -> None:
         self._tokens_max = tokens_max
-        if activations == "int8" and spec.type in INT8_TYPES:
-            self._kernels: _ExactKernels | _Int8Kernels = _Int8Kernels(device, spec)
+        int8 = activations == "int8" and spec.type in INT8_TYPES
+        self._product: Product
+        if device.kernel_class == "gpu":
+            self._product = GpuProduct(
+                device,
+                spec,
+                tokens_max=tokens_max,
+                int8=int8,
+                choices=choices or {},
+                rounded_address=rounded_address,
+            )
         else:
-            self._kernels = _ExactKernels(device, spec)
+            self._product = Int8CpuProduct(device, spec) if int8 else ExactCpuProduct(device, spec)
 
     def enqueue(
         self,
@@ -94,7 +70,7 @@ class Matmul:
 
         Args:
             weights_address: of the packed matrix, a multiple of 64; resident until the launch is over.
-            x_address: (num_tokens, cols) float32, C-contiguous.
+            x_address: (num_tokens, cols) float32, C-contiguous; on a GPU a multiple of 16.
             y_address: (num_tokens, rows) float32, C-contiguous; may not overlap x.
             accumulate: add to y instead of replacing it.
 
@@ -103,96 +79,9 @@ class Matmul:
         """
         if not 0 <= num_tokens <= self._tokens_max:
             raise ValueError(f"{num_tokens} tokens, at most {self._tokens_max}")
-        if num_tokens == 0:
-            return
-        kernel, global_size = self._kernels.choose(num_tokens)
-        kernel.set_address(0, weights_address)
-        kernel.set_address(1, x_address)
-        kernel.set_address(2, y_address)
-        kernel.set_int(5, int(accumulate))
-        kernel.enqueue(global_size, (1,) * len(global_size))
+        if num_tokens > 0:
+            self._product.enqueue(Operands(weights_address, x_address, y_address, num_tokens, accumulate))
 
-
-class _ExactKernels:
-    """matmul.cl: float activations."""
-
-    def __init__(self, device: OpenClDevice, spec: WeightShape) -> None:
-        num_blocks = _num_scaled_blocks(spec)
-        defines = {f"WEIGHT_{spec.type.name}": 1, "TILE_ROWS": EXACT_TILE_ROWS, "TILE_COLS": EXACT_TILE_COLS}
-        program = device.build("matmul", **defines)
-        self._gemv = device.kernel(program, "gemv")
-        self._narrow = device.kernel(program, "matmul_narrow")
-        self._wide = device.kernel(program, "matmul_wide")
-        _set_shape(spec, self._gemv, self._narrow, self._wide)
-        self._gemv.set_local(6, 4 * num_blocks)
-        self._num_row_groups = min(_num_pairs(spec), GROUPS_PER_UNIT * device.compute_units)
-        self._num_row_tiles = _divide_up(spec.rows, EXACT_TILE_ROWS)
-
-    def choose(self, num_tokens: int) -> tuple[BoundKernel, tuple[int, ...]]:
-        """The kernel for `num_tokens`, its own arguments set, and its global size."""
-        if num_tokens == 1:
-            return self._gemv, (self._num_row_groups,)
-        if num_tokens <= EXACT_NARROW_TOKENS_MAX:
-            self._narrow.set_int(6, num_tokens)
-            return self._narrow, (self._num_row_groups,)
-        block_tokens = _block_tokens(num_tokens, BLOCK_TOKENS_MAX)
-        self._wide.set_int(6, num_tokens)
-        self._wide.set_int(7, block_tokens)
-        return self._wide, (self._num_row_tiles, _divide_up(num_tokens, block_tokens))
-
-
-class _Int8Kernels:
-    """matmul_int8.cl: activations rounded to 8 bits inside each work-group."""
-
-    def __init__(self, device: OpenClDevice, spec: WeightShape) -> None:
-        num_blocks = _num_scaled_blocks(spec)
-        program = device.build("matmul_int8", **{f"WEIGHT_{spec.type.name}": 1})
-        self._gemv = device.kernel(program, "gemv_int8")
-        self._many = device.kernel(program, "matmul_int8")
-        _set_shape(spec, self._gemv, self._many)
-        x_bytes = 2 if spec.type == GgmlType.Q8_0 else 1
-        self._record_bytes = spec.cols * x_bytes + num_blocks * 8  # and a scale and a sum, float
-        self._gemv.set_local(6, self._record_bytes)
-        block_tokens = INT8_RECORDS_BYTES // self._record_bytes // TILE_TOKENS_MAX * TILE_TOKENS_MAX
-        self._block_tokens_max = min(max(block_tokens, TILE_TOKENS_MAX), BLOCK_TOKENS_MAX)
-        self._num_pairs = _num_pairs(spec)
-        self._num_groups = GROUPS_PER_UNIT * device.compute_units
-
-    def choose(self, num_tokens: int) -> tuple[BoundKernel, tuple[int, ...]]:
-        """The kernel for `num_tokens`, its own arguments set, and its global size."""
-        if num_tokens == 1:
-            return self._gemv, (min(self._num_pairs, self._num_groups),)
-        block_tokens = _block_tokens(num_tokens, self._block_tokens_max)
-        num_token_blocks = _divide_up(num_tokens, block_tokens)
-        self._many.set_local(6, block_tokens * self._record_bytes)
-        self._many.set_int(7, num_tokens)
-        self._many.set_int(8, block_tokens)
-        # As few row groups as keep the device busy: each rounds its tokens again.
-        num_row_groups = min(self._num_pairs, _divide_up(self._num_groups, num_token_blocks))
-        return self._many, (num_row_groups, num_token_blocks)
-
-
-def _set_shape(spec: WeightShape, *kernels: BoundKernel) -> None:
-    for kernel in kernels:
-        kernel.set_int(3, spec.rows)
-        kernel.set_int(4, spec.cols)
-
-
-def _num_scaled_blocks(spec: WeightShape) -> int:
-    """Runs of a row's columns that share one scale, the kernels' blocks. Raises as `group_layout`."""
-    num_blocks = group_layout(spec.type, spec.cols).num_blocks
-    return num_blocks * spec.type.block_weights // SCALED_WEIGHTS.get(spec.type, spec.type.block_weights)
-
-
-def _num_pairs(spec: WeightShape) -> int:
-    return _divide_up(spec.rows, PAIR_ROWS)
-
-
-def _block_tokens(num_tokens: int, block_tokens_max: int) -> int:
-    """Tokens of a block, a multiple of `TILE_TOKENS_MAX`, so that all blocks have about equal work."""
-    num_blocks = _divide_up(num_tokens, block_tokens_max)
-    return _divide_up(_divide_up(num_tokens, num_blocks), TILE_TOKENS_MAX) * TILE_TOKENS_MAX
-
-
-def _divide_up(value: int, divisor: int) -> int:
-    return -(-value // divisor)
+    def free(self) -> None:
+        """Give back memory of its own, if it has any; no launch may be running."""
+        self._product.free()

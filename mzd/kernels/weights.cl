@@ -1,12 +1,12 @@
 // Owns how kernels read packed weights (mzd/formats/weight_layout.py): 16 rows as the lanes of a float16.
 //
-// Build with one of -DWEIGHT_F32, _F16, _BF16, _Q8_0, _Q4_0, _Q4_1, _Q4_K, _Q5_K, _Q6_K. A matrix is groups of
-// eight rows; two groups that follow each other form a pair and fill one vector. Where registers are 8 or 4 lanes wide the
-// compiler splits it, which is then just several row groups in flight.
+// Two row groups that follow each other form a pair and fill one vector. Where registers are 8 or 4 lanes wide
+// the compiler splits it, which is then just several row groups in flight.
 // With AVX-512 16 lanes took 0.64-0.81 of the time of 8 at one token; with the register tiles that they
 // allow (matmul.cl) 0.64-0.72 at 8 tokens and half at 512.
 
 #include "vector.cl"
+#include "weight_format.cl"
 
 #ifndef VECTOR_BYTES  // width of a register; tests choose narrower ones
 #if defined(__AVX512BW__)
@@ -24,70 +24,7 @@
 #define WIDE_VECTORS
 #endif
 
-// A block is the weights of a row that share a scale. In the K types 256 weights share the halves of a header,
-// which each block multiplies by bytes of its own.
-#if defined(WEIGHT_Q8_0)
-#define BLOCK_WEIGHTS 32
-#define STEP_WEIGHTS 4   // a step is one payload word of each row
-#define HEADER_FIELDS 1
-#elif defined(WEIGHT_Q4_0)
-#define BLOCK_WEIGHTS 32
-#define STEP_WEIGHTS 8
-#define HEADER_FIELDS 1
-#define MINIMUM_SCALES -8.0f
-#elif defined(WEIGHT_Q4_1)
-#define BLOCK_WEIGHTS 32
-#define STEP_WEIGHTS 8
-#define HEADER_FIELDS 2
-#elif defined(WEIGHT_Q4_K)
-#define BLOCK_WEIGHTS 32
-#define STEP_WEIGHTS 8   // of the K types: 8 columns, for which several words are read
-#define HEADER_FIELDS 2
-#define SUPER_WORDS 32
-#elif defined(WEIGHT_Q5_K)
-#define BLOCK_WEIGHTS 32
-#define STEP_WEIGHTS 8
-#define HEADER_FIELDS 2
-#define SUPER_WORDS 40
-#elif defined(WEIGHT_Q6_K)
-#define BLOCK_WEIGHTS 16
-#define STEP_WEIGHTS 8
-#define HEADER_FIELDS 1
-#define SUPER_WORDS 48
-#define MINIMUM_SCALES -32.0f
-#else  // F16, BF16, F32
-#define BLOCK_WEIGHTS 1
-#define STEP_WEIGHTS 1
-#define HEADER_FIELDS 0
-#endif
-
-#if defined(WEIGHT_F16) || defined(WEIGHT_BF16)
-#define WORD_BYTES 2
-#else
-#define WORD_BYTES 4
-#endif
-
-#ifdef SUPER_WORDS  // payload words of a row for 256 weights
-#define SUPER_BLOCKS (256 / BLOCK_WEIGHTS)
-#define SCALE_BYTES 16
-#else
-#define SUPER_BLOCKS 1
-#define SCALE_BYTES 0
-#define SUPER_WORDS BLOCK_STEPS
-#endif
-
-#if HEADER_FIELDS > 1 || defined(MINIMUM_SCALES)
-#define HAS_MINIMUM 1
-#else
-#define HAS_MINIMUM 0
-#endif
-
-#define GROUP_ROWS 8
 #define PAIR_ROWS 16
-#define BLOCK_STEPS (BLOCK_WEIGHTS / STEP_WEIGHTS)
-#define STEP_BYTES (GROUP_ROWS * WORD_BYTES * SUPER_WORDS / (SUPER_BLOCKS * BLOCK_STEPS))
-#define HEADER_BYTES (GROUP_ROWS * (2 * HEADER_FIELDS + SCALE_BYTES))  // of SUPER_BLOCKS blocks
-#define ALIGN_64(bytes) (((bytes) + 63) & ~63)
 
 // How far ahead of the reads: 1024 and 2048 were 1.2-1.8 times faster than none on Zen 3, 512 too near;
 // level on Sapphire Rapids.
@@ -113,12 +50,10 @@ static inline int first_pair(int group, int groups, int rows) {
 }
 
 static inline WeightPair weight_pair(global const uchar *weights, int pair, int rows, int cols) {
-    const int payload_offset = ALIGN_64(cols / BLOCK_WEIGHTS / SUPER_BLOCKS * HEADER_BYTES);
-    const size_t group_bytes = payload_offset + ALIGN_64(cols / STEP_WEIGHTS * STEP_BYTES);
     WeightPair result;
-    result.even = weights + 2 * pair * group_bytes;
-    result.odd = (2 * pair + 1) * GROUP_ROWS < rows ? result.even + group_bytes : result.even;
-    result.payload_offset = payload_offset;
+    result.even = weights + 2 * pair * group_bytes(cols);
+    result.odd = (2 * pair + 1) * GROUP_ROWS < rows ? result.even + group_bytes(cols) : result.even;
+    result.payload_offset = payload_offset(cols);
     return result;
 }
 

@@ -1,7 +1,6 @@
 """Matrix kernels against float64 products of the same weights, at shapes that have tails everywhere."""
 
 import itertools
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,17 +9,28 @@ import pytest
 from mzd.device.matmul import Matmul
 from mzd.errors import FormatError
 from mzd.formats.ggml_types import GgmlType
-from mzd.formats.weight_layout import repack, unpack
+from tests.device.products import (
+    BF16,
+    F16,
+    F32,
+    F32_TOLERANCE,
+    INT8_TOLERANCE,
+    K_TYPES,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    Matrix,
+    Shape,
+    activations,
+    multiply,
+    relative_error,
+    rounded,
+)
 from tests.reference.blocks import random_blocks
 
-F32_TOLERANCE = 5e-6
-INT8_TOLERANCE = 1e-2
-GUARD_FLOATS = 64
-GUARD = np.float32(12345.0)
-
-F32, F16, BF16 = GgmlType.F32, GgmlType.F16, GgmlType.BF16
-Q8_0, Q4_0, Q4_1 = GgmlType.Q8_0, GgmlType.Q4_0, GgmlType.Q4_1
-K_TYPES = Q4_K, Q5_K, Q6_K = GgmlType.Q4_K, GgmlType.Q5_K, GgmlType.Q6_K
 TOKENS = [1, 2, 3, 7, 8, 9, 31, 128, 130]
 SHAPES = [
     *[(type, rows, cols) for type in (Q8_0, Q4_0, Q4_1) for rows, cols in ((1, 32), (9, 96), (24, 64))],
@@ -34,17 +44,14 @@ SHAPES = [
 ]
 
 
-@dataclass(frozen=True)
-class Shape:
-    type: GgmlType
-    rows: int
-    cols: int
-
-
 class NarrowDevice:
     """The same device with kernels built for narrower registers than it has."""
 
+    kernel_class = "cpu"
+
     def __init__(self, device, vector_bytes):
+        if device.kernel_class != "cpu":
+            pytest.skip("only kernels of the CPU class are built for a width of registers")
         self.compute_units = device.compute_units
         self.kernel = device.kernel
         self._device, self._vector_bytes = device, vector_bytes
@@ -57,66 +64,6 @@ def vector_widths():
     """Register widths that this machine's compiler can build for, its own left out."""
     flags = Path("/proc/cpuinfo").read_text().split()
     return [16, *([32] if "avx2" in flags else [])]
-
-
-class Matrix:
-    """Packed weights in shared memory, random unless given as GGUF blocks, with their exact values."""
-
-    def __init__(self, device, type, rows, cols, *, seed=0, raw=None):
-        raw = random_blocks(type, rows, cols, seed) if raw is None else raw
-        packed = repack(type, raw, rows, cols)
-        self.shape = Shape(type, rows, cols)
-        self.values = unpack(type, packed, rows, cols).astype(np.float64)
-        self._scratch = device.allocate_scratch(packed.size)
-        self.packed = self._scratch.view(np.uint8, (packed.size,))
-        self.packed[:] = packed
-        self.address = self._scratch.address
-
-    def free(self):
-        self._scratch.free()
-
-
-def multiply(device, matmul, matrix, x, *, y_before=None, accumulate=False):
-    """Run one product; y lies between guards, which have to survive. Returns (tokens, rows) float32."""
-    tokens, rows = len(x), matrix.shape.rows
-    x_scratch = device.allocate_scratch(x.nbytes)
-    x_scratch.view(np.float32, x.shape)[:] = x
-    y_scratch = device.allocate_scratch(4 * (tokens * rows + 2 * GUARD_FLOATS))
-    around = y_scratch.view(np.float32, (tokens * rows + 2 * GUARD_FLOATS,))
-    around[:] = GUARD
-    y = around[GUARD_FLOATS:-GUARD_FLOATS].reshape(tokens, rows)
-    y[:] = np.nan if y_before is None else y_before
-    matmul.enqueue(
-        weights_address=matrix.address,
-        x_address=x_scratch.address,
-        y_address=y_scratch.address + 4 * GUARD_FLOATS,
-        num_tokens=tokens,
-        accumulate=accumulate,
-    )
-    device.finish()
-    result = y.copy()
-    assert (around[:GUARD_FLOATS] == GUARD).all()
-    assert (around[-GUARD_FLOATS:] == GUARD).all()
-    x_scratch.free()
-    y_scratch.free()
-    return result
-
-
-def relative_error(y, expected):
-    """max |dy| / max |y|; NaN wherever y is NaN, so that comparisons fail."""
-    return np.abs(y - expected).max() / np.abs(expected).max()
-
-
-def rounded(x):
-    """x as the int8 path sees it: blocks of 32, each a scale of max |x| / 127 times integers."""
-    blocks = x.reshape(len(x), -1, 32)
-    largest = np.abs(blocks).max(axis=2, keepdims=True)
-    inverse = np.where(largest > 0, 127 / np.where(largest > 0, largest, 1), 0).astype(np.float32)
-    return (np.rint(blocks * inverse).astype(np.float64) * largest / 127).reshape(x.shape)
-
-
-def activations(tokens, cols, seed=1):
-    return np.random.default_rng(seed).standard_normal((tokens, cols)).astype(np.float32)
 
 
 @pytest.mark.parametrize(("type", "rows", "cols"), SHAPES, ids=lambda value: getattr(value, "name", value))
