@@ -94,8 +94,7 @@ class ResidentModel:
 
     async def _step(self, tokens: NDArray[np.int32], position: int, *, with_logits: bool) -> None:
         self.engine.begin(tokens, position)
-        for layer in range(self.engine.num_layers):
-            self.engine.enqueue_layer(layer)
+        self.engine.enqueue_layers()
         if with_logits:
             self.engine.enqueue_head("last")
         await self.engine.wait(self.engine.mark())
