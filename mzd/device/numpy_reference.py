@@ -12,6 +12,9 @@ from mzd.device.rope import RopeAngles
 from mzd.formats.architectures import Activation
 from mzd.formats.layer_config import RopeConfig
 
+_ROUNDED_TOGETHER = 32
+"""Activations that share a scale."""
+
 
 def activate(z: NDArray[Any], activation: Activation) -> NDArray[np.float64]:
     """The gate's activation, element by element."""
@@ -28,6 +31,15 @@ def normalise(x: NDArray[Any], weight: NDArray[Any], eps: float) -> NDArray[np.f
     mean_square = (x.astype(np.float64) ** 2).mean(axis=-1, keepdims=True)
     normalised: NDArray[np.float64] = x / np.sqrt(mean_square + eps) * weight
     return normalised
+
+
+def round_to_int8(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    """What products of integers see of x, (tokens, cols): 8 bits in blocks of 32, a scale for each."""
+    blocks = x.reshape(len(x), -1, _ROUNDED_TOGETHER)
+    largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    inverse = (np.float32(127.0) / largest).astype(np.float64)
+    rounded: NDArray[np.float64] = np.rint(blocks * inverse) * (largest.astype(np.float64) / 127.0)
+    return rounded.reshape(x.shape)
 
 
 def rotate(x: NDArray[Any], rope: RopeConfig | None) -> NDArray[np.float64]:

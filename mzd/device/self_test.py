@@ -25,7 +25,7 @@ from mzd.device.attention import (
 from mzd.device.elementwise import GatedMul, SoftCap
 from mzd.device.embedding import Embedding
 from mzd.device.matmul import INT8_TYPES, Activations, Matmul
-from mzd.device.numpy_reference import activate, attend, normalise, rotate
+from mzd.device.numpy_reference import activate, attend, normalise, rotate, round_to_int8
 from mzd.device.opencl import OpenClDevice
 from mzd.device.rms_norm import RmsNorm
 from mzd.device.rope import QkvVectors, RopeAngles, RopeKv
@@ -45,8 +45,9 @@ EXACT_TOLERANCE = 2e-5
 HALF_TOLERANCE = 1e-3
 """Of the largest result, for what is stored as float16."""
 
-INT8_TOLERANCE = 1e-2
-"""Of the largest result, where activations are rounded to 8 bits (see `Matmul`)."""
+INT8_TOLERANCE = 2e-3
+"""Of the largest result, where activations are rounded to 8 bits: a device that divides less exactly rounds
+a few of them to the other side than NumPy does."""
 
 STEP_TOKENS = (11, 8, 1)
 """Each path of the kernels that depend on it; the first is more than a tile, and a multiple of none."""
@@ -151,7 +152,7 @@ def _test_embedding(memory: TrialMemory, embedding: TensorSpec, scale: float) ->
 
 def _test_matmul(memory: TrialMemory, type: GgmlType, activations: Activations) -> None:
     spec, weights_values, weights = memory.matrix(type, ROWS, COLS)
-    tolerance = INT8_TOLERANCE if activations == "int8" and type in INT8_TYPES else EXACT_TOLERANCE
+    rounds = activations == "int8" and type in INT8_TYPES
     matmul = Matmul(memory.device, spec, tokens_max=max(STEP_TOKENS), activations=activations)
     for num_tokens in STEP_TOKENS:
         x, y = memory.normal(num_tokens, COLS), memory.zeros((num_tokens, ROWS))
@@ -159,8 +160,9 @@ def _test_matmul(memory: TrialMemory, type: GgmlType, activations: Activations) 
             weights_address=weights.address, x_address=x.address, y_address=y.address, num_tokens=num_tokens
         )
         (result,) = memory.fetch(y)
-        expected = x.values.astype(np.float64) @ weights_values.T
-        _compare(f"matmul, {type.name}, {num_tokens} tokens", result, expected, tolerance)
+        seen = round_to_int8(x.values) if rounds else x.values.astype(np.float64)
+        tolerance = INT8_TOLERANCE if rounds else EXACT_TOLERANCE
+        _compare(f"matmul, {type.name}, {num_tokens} tokens", result, seen @ weights_values.T, tolerance)
 
 
 def _test_attention(

@@ -131,3 +131,13 @@ def test_names_what_is_wrong(device, llama, monkeypatch, source, right, wrong, k
         self_test(device, llama, activations="f32")
     assert raised.value.code == "device_lost"
     assert raised.value.data["kernel"] == kernel
+
+
+def test_a_small_error_among_rounded_activations_shows(device, llama, monkeypatch):
+    """A scale that is off by half a percent, which rounding to 8 bits would hide in exact products."""
+    planted = broken("matmul_int8", "largest * (1.0f / 127.0f)", "largest * (1.0f / 126.4f)")
+    monkeypatch.setattr(mzd.device.opencl, "kernel_source", planted)
+    monkeypatch.setattr(device, "_programs", {})
+    with pytest.raises(MzdError, match="the device computes") as raised:
+        self_test(device, llama, activations="int8")
+    assert raised.value.data["kernel"] == "matmul, Q4_1, 11 tokens"
