@@ -7,7 +7,7 @@ fills the driver's kernel cache, which would else be the first request's wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,8 @@ from mzd.device.attention import (
 from mzd.device.elementwise import GatedMul, SoftCap
 from mzd.device.embedding import Embedding
 from mzd.device.matmul import INT8_TYPES, Activations, Matmul
+from mzd.device.matmul_choice import LANES_MIN, TILES, Choice, ProductKey, product_key, token_class
+from mzd.device.matmul_gpu import gpu_limits
 from mzd.device.numpy_reference import activate, attend, normalise, rotate, round_to_int8
 from mzd.device.opencl import OpenClDevice
 from mzd.device.rms_norm import RmsNorm
@@ -51,6 +53,9 @@ a few of them to the other side than NumPy does."""
 
 STEP_TOKENS = (11, 8, 1)
 """Each path of the kernels that depend on it; the first is more than a tile, and a multiple of none."""
+
+FEW_TOKENS, TILED_TOKENS, TILED_ROWS = 3, 70, 200
+"""Beside those, of products on a GPU: fewer tokens than half a block; a tile and some more of any size."""
 
 CONTEXT_TOKENS = CHUNK_TOKENS + 40
 """Of attention, with the steps at its end: reaches into a second chunk."""
@@ -151,18 +156,35 @@ def _test_embedding(memory: TrialMemory, embedding: TensorSpec, scale: float) ->
 
 
 def _test_matmul(memory: TrialMemory, type: GgmlType, activations: Activations) -> None:
-    spec, weights_values, weights = memory.matrix(type, ROWS, COLS)
+    rows = ROWS if memory.device.kernel_class == "cpu" else TILED_ROWS
+    spec, values, weights = memory.matrix(type, rows, COLS)
     rounds = activations == "int8" and type in INT8_TYPES
-    matmul = Matmul(memory.device, spec, tokens_max=max(STEP_TOKENS), activations=activations)
-    for num_tokens in STEP_TOKENS:
-        x, y = memory.normal(num_tokens, COLS), memory.zeros((num_tokens, ROWS))
+    tolerance = INT8_TOLERANCE if rounds else EXACT_TOLERANCE
+    for what, num_tokens, choices in _matmul_trials(memory.device, spec, int8=rounds):
+        x, y = memory.normal(num_tokens, COLS), memory.zeros((num_tokens, rows))
+        matmul = Matmul(memory.device, spec, tokens_max=num_tokens, activations=activations, choices=choices)
         matmul.enqueue(
             weights_address=weights.address, x_address=x.address, y_address=y.address, num_tokens=num_tokens
         )
         (result,) = memory.fetch(y)
+        matmul.free()
         seen = round_to_int8(x.values) if rounds else x.values.astype(np.float64)
-        tolerance = INT8_TOLERANCE if rounds else EXACT_TOLERANCE
-        _compare(f"matmul, {type.name}, {num_tokens} tokens", result, seen @ weights_values.T, tolerance)
+        _compare(f"matmul, {type.name}, {what}", result, seen @ values.T, tolerance)
+
+
+def _matmul_trials(
+    device: OpenClDevice, spec: TensorSpec, *, int8: bool
+) -> Iterator[tuple[str, int, Mapping[ProductKey, Choice]]]:
+    """What reaches every kernel for the matrix: a name, a number of tokens, the launch shape to insist on."""
+    for num_tokens in STEP_TOKENS:
+        yield f"{num_tokens} tokens", num_tokens, {}
+    if device.kernel_class == "cpu":
+        return
+    yield f"{FEW_TOKENS} tokens", FEW_TOKENS, {}
+    key = product_key(spec, token_class(TILED_TOKENS), int8=int8)
+    yield f"blocks of {TILED_TOKENS} tokens", TILED_TOKENS, {key: Choice(LANES_MIN)}
+    for tile in filter(gpu_limits(device).allows, TILES):
+        yield f"tiles of {tile.rows} x {tile.tokens}", TILED_TOKENS, {key: Choice(LANES_MIN, tile)}
 
 
 def _test_attention(

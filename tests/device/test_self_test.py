@@ -141,3 +141,20 @@ def test_a_small_error_among_rounded_activations_shows(device, llama, monkeypatc
     with pytest.raises(MzdError, match="the device computes") as raised:
         self_test(device, llama, activations="int8")
     assert raised.value.data["kernel"] == "matmul, Q4_1, 11 tokens"
+
+
+GPU_PLANTS = [
+    ("MULTIPLY_KERNEL(multiply_4, 4, 1)", "MULTIPLY_KERNEL(multiply_4, 2, 1)", "matmul_gpu"),
+    ("MULTIPLY_KERNEL(multiply_8, 4, 2)", "MULTIPLY_KERNEL(multiply_8, 2, 2)", "matmul_gpu"),
+    ("fma(w[q], (float4)(x.w)", "fma(w[q], (float4)(x.z)", "matmul_wide_gpu"),
+]
+
+
+@pytest.mark.parametrize(("right", "wrong", "source"), GPU_PLANTS)
+def test_finds_what_is_wrong_with_products_on_a_gpu(llama, monkeypatch, right, wrong, source):
+    """Which trial meets it first depends on the device: the rule that chooses launches asks for its width."""
+    monkeypatch.setattr(mzd.device.opencl, "kernel_source", broken(source, right, wrong))
+    device = OpenClDevice.open(kernel_class="gpu")
+    with pytest.raises(MzdError, match="the device computes matmul, Q4_1"):
+        self_test(device, llama, activations="f32")
+    device.close()
