@@ -1,6 +1,5 @@
 """The engine: golden values of small models, the NumPy reference, and what it refuses to run."""
 
-import ctypes
 import json
 import os
 from dataclasses import replace
@@ -59,9 +58,9 @@ async def test_golden_steps_with_rounded_activations(device, file):
 
 def chunk_of(model, layer):
     """The layer's first chunk, K and V as they lie there."""
-    count = model.file.config.kv_chunk_bytes(256) // 2
-    halves = (ctypes.c_uint16 * count).from_address(int(model.chunk_addresses[layer][0]))
-    return np.ctypeslib.as_array(halves).view(np.float16)
+    chunk = np.empty(model.file.config.kv_chunk_bytes(256) // 2, np.float16)
+    model.device.allocations.copy_out(int(model.chunk_addresses[layer][0]), chunk.ctypes.data, chunk.nbytes)
+    return chunk
 
 
 async def test_rounded_activations_are_not_those_of_q_k_v_and_the_head(device):
@@ -75,7 +74,7 @@ async def test_rounded_activations_are_not_those_of_q_k_v_and_the_head(device):
     assert np.array_equal(chunk_of(exact, 0), chunk_of(rounded, 0))
     assert not np.array_equal(chunk_of(exact, 1), chunk_of(rounded, 1))
     assert not np.array_equal(logits["f32"], logits["int8"])
-    hidden = rounded.engine._buffers.x[39]
+    hidden = await rounded.hidden(39)
     expected = ReferenceModel(rounded.file).head(hidden)
     assert np.abs(logits["int8"][0] - expected).max() < 1e-4
     for model in models.values():

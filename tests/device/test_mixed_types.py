@@ -28,7 +28,11 @@ def mixed_file():
         data += raw.ljust(aligned(len(raw), 32), b"\0")
     kinds = {int: U32, float: F32, str: STRING}
     pairs = models[0].gguf.metadata.items()
-    metadata = {key: (kinds[type(value)], value) for key, value in pairs if type(value) in kinds}
+    metadata = {
+        key: (kinds[type(value)], value)
+        for key, value in pairs
+        if type(value) in kinds and not key.startswith("tokenizer.")
+    }
     header = Gguf(metadata, tuple(tensors)).header()
     return header.ljust(aligned(len(header), 32), b"\0") + data
 

@@ -32,7 +32,7 @@ class LoadedModel:
         self.file = read_model(path)
         index, layers, head = pack_units(self.file)
         self.index = edit(index)
-        self._device = device
+        self.device = device
         self._reservations = []
         self.engine = Engine(
             device,
@@ -102,6 +102,13 @@ class LoadedModel:
             losses += list(log_sums[: len(targets)] - logits[np.arange(len(targets)), targets])
         return np.mean(losses)
 
+    async def hidden(self, row):
+        """Return a copy of one row of the residual stream, as the last step left it."""
+        buffers = self.engine._buffers
+        buffers._scratch.download()
+        await self.device.wait(self.device.mark())
+        return buffers.x[row].copy()
+
     def close(self):
         """Free units, chunks and the engine's scratch."""
         self.engine.close()
@@ -110,7 +117,7 @@ class LoadedModel:
 
     def _reserve(self, size_bytes):
         """Zeroed memory of the device; its address."""
-        self._reservations.append(self._device.allocate_scratch(size_bytes))
+        self._reservations.append(self.device.allocate_scratch(size_bytes))
         return self._reservations[-1].address
 
     def _put(self, unit):
