@@ -43,3 +43,24 @@ def kernel_device(engine_device):
 def device(request, engine_device, kernel_device):
     is_engine = any(word in request.module.__name__ for word in ENGINE_TESTS)
     return engine_device if is_engine else kernel_device
+
+
+@pytest.fixture
+def with_cpu_kernels(device):
+    """For tests that plant errors in these sources, or whose kernels are launched as these are."""
+    if device.kernel_class != "cpu":
+        pytest.skip("the device has other kernels")
+
+
+@pytest.fixture
+def with_shared_memory(device):
+    """For tests of addresses that lie inside an allocation, which a buffer as an argument cannot have."""
+    if not device.memory_kind.endswith("svm"):
+        pytest.skip("the device's memory is buffers")
+
+
+@pytest.fixture
+def with_fine_memory(device):
+    """For tests of what only fine-grain shared memory has."""
+    if device.memory_kind != "fine_svm":
+        pytest.skip("the device has other memory")

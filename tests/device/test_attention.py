@@ -97,6 +97,7 @@ def test_chunks_before_the_window_are_not_read(device):
     ids=str,
 )
 @pytest.mark.parametrize("compute_units", [1, 16])
+@pytest.mark.usefixtures("with_shared_memory")
 def test_chunks_as_arguments(device, shape, num_tokens, context, compute_units):
     case = Context(
         device,

@@ -63,6 +63,7 @@ def test_windows_of_any_length(device, window, num_tokens, context):
     [(SMOLLM2, 1, 255), (SMOLLM2, 8, 2600), (FIXTURE, 1, 5000), (FIXTURE, 70, 2600), (GEMMA2, 8, 700)],
     ids=case_id,
 )
+@pytest.mark.usefixtures("with_shared_memory")
 def test_chunks_as_arguments(device, shape, num_tokens, context):
     case = Context(device, shape, num_tokens, context, kernel_class="gpu", chunk_arguments=True)
     assert largest_error(case) < TOLERANCE

@@ -107,6 +107,7 @@ def test_rope_kv(device, shared, style, dims, position, num_tokens):
 
 
 @pytest.mark.parametrize(("position", "num_tokens"), [(0, 1), (255, 2), (200, 513)])
+@pytest.mark.usefixtures("with_shared_memory")
 def test_chunks_as_arguments(device, shared, position, num_tokens):
     target = replace(AttentionTarget.of(device), chunk_arguments=True)
     RopeCase(device, shared, "halves", 40, position, num_tokens, target=target).check()

@@ -50,9 +50,10 @@ def test_passes(device, index, activations):
 WAYS = [*((kind, "cpu") for kind in MEMORY_KINDS), *((kind, "gpu") for kind in MEMORY_KINDS[1:])]
 
 
+@pytest.mark.usefixtures("with_cpu_kernels")
 @pytest.mark.parametrize(("memory_kind", "kernel_class"), WAYS)
-def test_passes_in_every_kind_of_memory_with_every_class_of_kernels(llama, memory_kind, kernel_class):
-    device = OpenClDevice.open(memory_kind=memory_kind, kernel_class=kernel_class)
+def test_passes_in_every_kind_of_memory_with_every_class_of_kernels(device, llama, memory_kind, kernel_class):
+    device = OpenClDevice.open(device.name, memory_kind=memory_kind, kernel_class=kernel_class)
     self_test(device, llama, activations="f32")
     device.close()
 
@@ -82,6 +83,7 @@ def test_passes_for_the_caps_and_windows_of_real_models(device):
     self_test(device, replace(index, config=config), activations="f32")
 
 
+@pytest.mark.usefixtures("with_cpu_kernels")
 @pytest.mark.parametrize(
     ("file", "source", "right", "wrong", "kernel"),
     [
@@ -111,6 +113,7 @@ def test_passes_for_halves(device, llama):
     self_test(device, replace(llama, config=config), activations="f32")
 
 
+@pytest.mark.usefixtures("with_cpu_kernels")
 @pytest.mark.parametrize(
     ("source", "right", "wrong", "kernel"),
     [
@@ -133,6 +136,7 @@ def test_names_what_is_wrong(device, llama, monkeypatch, source, right, wrong, k
     assert raised.value.data["kernel"] == kernel
 
 
+@pytest.mark.usefixtures("with_cpu_kernels")
 def test_a_small_error_among_rounded_activations_shows(device, llama, monkeypatch):
     """A scale that is off by half a percent, which rounding to 8 bits would hide in exact products."""
     planted = broken("matmul_int8", "largest * (1.0f / 127.0f)", "largest * (1.0f / 126.4f)")
