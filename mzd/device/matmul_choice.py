@@ -22,20 +22,22 @@ RUN_COLS = 32
 TOKEN_CLASSES = (1, 8, 32, 128, 512)
 """Numbers of tokens that a choice is made and measured for; each serves all down to the class below."""
 
-LANES_PER_UNIT = 768
-"""Work-items of a compute unit that hide its latency: few rows were fastest with 100 000 on 132 units."""
+LANES_PER_UNIT = 384
+"""Work-items of a compute unit that hide its latency: few rows were fastest with 50 000 on 132 units."""
 
 LANES_MIN = 32
-"""Of a row group: fewer would leave too little to each load of a wavefront. 64 took 1.0-1.2 times as long on
-matrices of 50 000 rows and more."""
+"""Of a row group. On matrices of 50 000 rows and more 64 took 1.0-1.2 times as long, 256 1.5-3 times."""
 
 WORK_GROUP_MAX = 256
 
 WIDE_TILES_PER_UNIT = 0.75
 """Below as many tiles of 64 x 64, blocks of 8 tokens were faster: they keep more of the device busy."""
 
-SMALL_TILES_PER_UNIT = 2
+FULL_TILES_PER_UNIT = 1.5
 """Below as many, tiles of half the tokens were faster (0.7 of the time at 1024 rows)."""
+
+LARGE_TILES_PER_UNIT = 3.5
+"""From as many on, tiles of twice the rows were faster for float activations."""
 
 WIDE_TOKENS_MIN = 24
 """Below it more than half of a tile would be padding."""
@@ -121,20 +123,29 @@ def token_class(num_tokens: int) -> int:
 
 def default_choice(limits: GpuLimits, spec: WeightShape, tokens_class: int, *, int8: bool) -> Choice:
     """The choice by rule: as many lanes as keep the device busy, tiles where there are enough of them."""
-    lanes = min(_busy_lanes(limits, spec), max_lanes(limits, spec, tokens_class, int8=int8))
+    blocks = divide_up(tokens_class, BLOCK_TOKENS)
+    lanes = min(_busy_lanes(limits, spec, blocks), max_lanes(limits, spec, int8=int8))
+    return Choice(lanes, _default_tile(limits, spec, tokens_class, int8=int8))
+
+
+def _default_tile(limits: GpuLimits, spec: WeightShape, tokens_class: int, *, int8: bool) -> Tile | None:
     tiles = divide_up(spec.rows, TILE.rows) * divide_up(tokens_class, TILE.tokens)
-    if tokens_class < WIDE_TOKENS_MIN or tiles < WIDE_TILES_PER_UNIT * limits.compute_units:
-        return Choice(lanes)
-    preferred = SMALL_TILE if tiles < SMALL_TILES_PER_UNIT * limits.compute_units else TILE
-    allowed = [tile for tile in (preferred, SMALL_TILE) if limits.allows(tile)]
-    return Choice(lanes, allowed[0] if allowed else None)
+    per_unit = tiles / limits.compute_units
+    if tokens_class < WIDE_TOKENS_MIN or per_unit < WIDE_TILES_PER_UNIT:
+        return None
+    preferred = TILE
+    if per_unit < FULL_TILES_PER_UNIT or tokens_class <= SMALL_TILE.tokens:
+        preferred = SMALL_TILE
+    elif per_unit >= LARGE_TILES_PER_UNIT and not int8:
+        preferred = LARGE_TILE
+    return next((tile for tile in (preferred, TILE, SMALL_TILE) if limits.allows(tile)), None)
 
 
 def candidates(limits: GpuLimits, spec: WeightShape, tokens_class: int, *, int8: bool) -> tuple[Choice, ...]:
     """What is worth measuring, the choice by rule first."""
     default = default_choice(limits, spec, tokens_class, int8=int8)
     if tokens_class <= BLOCK_TOKENS:
-        most = max_lanes(limits, spec, tokens_class, int8=int8)
+        most = max_lanes(limits, spec, int8=int8)
         others = [Choice(lanes) for lanes in (32, 64, 128, 256) if lanes <= most]
     else:
         tiles = [tile for tile in TILES if limits.allows(tile)]
@@ -142,19 +153,18 @@ def candidates(limits: GpuLimits, spec: WeightShape, tokens_class: int, *, int8:
     return (default, *(choice for choice in others if choice != default))
 
 
-def max_lanes(limits: GpuLimits, spec: WeightShape, tokens_class: int, *, int8: bool) -> int:
-    """Lanes that find work in a row group, as a power of two, within the work-group."""
+def max_lanes(limits: GpuLimits, spec: WeightShape, *, int8: bool) -> int:
+    """The most lanes that find work enough in a row group, as a power of two, within the work-group."""
     if int8:
-        units = spec.cols // RUN_COLS * 2  # a quad of a run each
+        loads = spec.cols // RUN_COLS * 2  # half of the rows of a run each
     else:
-        units = spec.cols if spec.type.block_weights == 1 else spec.cols // 4
-        units *= 2 if tokens_class > 4 else 1  # a lane has four tokens
-    return max(2, min(limits.work_group, _power_of_two_above(units)))
+        loads = (spec.cols if spec.type.block_weights == 1 else spec.cols // 4) // 2  # two loads each
+    return max(2, min(limits.work_group, _power_of_two_below(loads)))
 
 
-def _busy_lanes(limits: GpuLimits, spec: WeightShape) -> int:
-    """Lanes of a row group that together fill the device."""
-    lanes = LANES_PER_UNIT * limits.compute_units // divide_up(spec.rows, GROUP_ROWS)
+def _busy_lanes(limits: GpuLimits, spec: WeightShape, blocks: int) -> int:
+    """Lanes of a row group that, with those of all row groups and blocks of tokens, fill the device."""
+    lanes = LANES_PER_UNIT * limits.compute_units // (divide_up(spec.rows, GROUP_ROWS) * blocks)
     return min(limits.work_group, max(_power_of_two_above(lanes), LANES_MIN))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -22,7 +23,10 @@ from mzd.device.matmul_choice import (
 )
 from mzd.device.matmul_shape import Operands, WeightShape, divide_up
 from mzd.device.opencl import OpenClDevice, Program
+from mzd.errors import MzdError
 from mzd.formats.weight_layout import group_layout
+
+log = logging.getLogger(__name__)
 
 RUN_FIELD_BYTES = 4 * 11
 """Of one rounded run: its words, its scale and two sums (rounding_gpu.cl)."""
@@ -156,7 +160,7 @@ class _Int8Launches:
         tokens_max: int,
         rounded_address: int | None,
     ) -> None:
-        program = device.build("matmul_int8_gpu", **_weights(spec), WORK_GROUP=limits.work_group)
+        program = _build(device, "matmul_int8_gpu", **_weights(spec), WORK_GROUP=limits.work_group)
         self._one = _OneTokenKernel(device, program, spec, limits)
         self._blocks = {
             tokens: _BlockKernel(device, program, f"multiply_int8_{tokens}", spec, limits)
@@ -249,7 +253,8 @@ class _TileKernel:
     def __init__(
         self, device: OpenClDevice, source_name: str, name: str, spec: WeightShape, tile: Tile
     ) -> None:
-        program = device.build(
+        program = _build(
+            device,
             source_name,
             **_weights(spec),
             TILE_ROWS=tile.rows,
@@ -287,6 +292,15 @@ class _Rounding:
         self._kernel.set_int(3, num_tokens)
         tokens = divide_up(num_tokens, BLOCK_TOKENS) * BLOCK_TOKENS
         self._kernel.enqueue((tokens, self._work_items), self.WORK_GROUP)
+
+
+def _build(device: OpenClDevice, source_name: str, **defines: int) -> Program:
+    """Build, without the products of bytes in one instruction if the compiler turns out not to have them."""
+    try:
+        return device.build(source_name, **defines)
+    except MzdError as error:
+        log.info("%s.cl is built without dot products of bytes: %s", source_name, error)
+        return device.build(source_name, **defines, PORTABLE_DOT=1)
 
 
 def _set_shape(kernel: BoundKernel, spec: WeightShape) -> None:

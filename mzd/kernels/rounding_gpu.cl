@@ -19,6 +19,13 @@ static inline size_t rounded_place(int token, int field, int run, int runs) {
            token % TOKENS_PER_BLOCK;
 }
 
+// 127 / x, rounded correctly: the division of a GPU may be off by 2 units in the last place, and then what lies
+// near the middle between two integers would be rounded otherwise than on a CPU.
+static inline float exact_inverse(float x) {
+    const float inverse = 127.0f / x;
+    return fma(fma(-x, inverse, 127.0f), inverse * (1.0f / 127.0f), inverse);
+}
+
 static inline int4 round_quad(float4 x, float inverse) {
     const float rounder = 12582912.0f;  // 1.5 * 2^23: the sum's low bits are the integer
     return as_int4(fma(x, (float4)(inverse), (float4)(rounder))) - as_int(rounder);
@@ -34,7 +41,7 @@ static inline void round_run(global const float *x, int *fields) {
         bits = max(bits, as_int4(values[i]) & INT_MAX);
     }
     const float largest = as_float(max(max(bits.x, bits.y), max(bits.z, bits.w)));
-    const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+    const float inverse = largest > 0.0f ? exact_inverse(largest) : 0.0f;
     const float scale = largest * (1.0f / 127.0f);
     int4 sums[2] = {0, 0};
     UNROLL for (int i = 0; i < RUN_WORDS; i++) {

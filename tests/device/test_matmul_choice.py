@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mzd.device.matmul_choice import (
+    LARGE_TILE,
     SMALL_TILE,
     TILE,
     TILES,
@@ -47,12 +48,14 @@ def test_classes_of_tokens(num_tokens, expected):
     ("rows", "tokens", "expected"),
     [
         (1024, 1, Choice(256)),  # few row groups: as many lanes as there are
+        (4096, 1, Choice(128)),
         (151_936, 1, Choice(32)),
-        (1024, 128, Choice(256)),  # 32 tiles would leave most of the device idle
-        (1024, 512, Choice(256, SMALL_TILE)),
-        (3072, 512, Choice(256, TILE)),
+        (1024, 128, Choice(32)),  # 32 tiles would leave most of the device idle; 16 blocks do not
+        (1024, 512, Choice(32, SMALL_TILE)),
+        (3072, 512, Choice(32, TILE)),
+        (4096, 512, Choice(32, LARGE_TILE)),
         (151_936, 8, Choice(32)),
-        (151_936, 32, Choice(32, TILE)),
+        (151_936, 32, Choice(32, SMALL_TILE)),
     ],
 )
 def test_the_rule_on_a_large_gpu(rows, tokens, expected):
@@ -66,11 +69,11 @@ def test_a_small_gpu_takes_tiles_earlier_and_fewer_lanes():
 
 
 def test_no_more_lanes_than_find_work():
-    assert default_choice(LARGE_GPU, Shape(Q8_0, 64, 64), 1, int8=False).lanes == 16  # 4 columns each
-    assert default_choice(LARGE_GPU, Shape(Q8_0, 64, 64), 8, int8=False).lanes == 32  # and half the tokens
     assert (
-        default_choice(LARGE_GPU, Shape(Q8_0, 64, 64), 1, int8=True).lanes == 4
-    )  # 32 columns of half the rows
+        default_choice(LARGE_GPU, Shape(Q8_0, 64, 256), 1, int8=False).lanes == 32
+    )  # two loads of 4 columns
+    assert default_choice(LARGE_GPU, Shape(F16, 64, 256), 1, int8=False).lanes == 128  # of one column
+    assert default_choice(LARGE_GPU, Shape(Q8_0, 64, 256), 1, int8=True).lanes == 16  # 32 columns of 4 rows
 
 
 @given(limits, shapes, st.sampled_from(TOKEN_CLASSES), st.booleans())
