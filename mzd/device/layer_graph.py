@@ -6,8 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mzd.device.attention import Attention, AttentionPlan
+from mzd.device.block_input import BlockInput
 from mzd.device.elementwise import GatedMul
 from mzd.device.matmul import Activations, Matmul
+from mzd.device.matmul_cpu import FusedCpuProduct
 from mzd.device.opencl import OpenClDevice
 from mzd.device.projections import Projections
 from mzd.device.rms_norm import RmsNorm
@@ -79,11 +81,10 @@ class _AttentionBlock:
         buffers: StepBuffers,
         activations: Activations,
     ) -> None:
-        self._input = _BlockInput(device, config, extent, "attn_norm", buffers)
         self._qkv = Projections(
             device,
             [extent.tensor(role) for role in ("attn_q", "attn_k", "attn_v")],
-            x_address=self._input.address,
+            _block_input(device, config, extent, "attn_norm", buffers),
             y_address=buffers.address("qkv"),
             tokens_max=len(buffers.tokens),
             activations=_QKV_ACTIVATIONS,
@@ -99,7 +100,6 @@ class _AttentionBlock:
         self._attention.bind_chunks(addresses)
 
     def enqueue(self, weights_address: int, plan: AttentionPlan) -> None:
-        self._input.enqueue(weights_address, plan.num_tokens)
         self._qkv.enqueue(weights_address, plan.num_tokens)
         self._rope.enqueue(
             weights_address,
@@ -124,53 +124,21 @@ class _MlpBlock:
         buffers: StepBuffers,
         activations: Activations,
     ) -> None:
-        self._ffn_size = config.ffn_size
-        self._input = _BlockInput(device, config, extent, "ffn_norm", buffers)
         self._gate_up = Projections(
             device,
             [extent.tensor(role) for role in ("ffn_gate", "ffn_up")],
-            x_address=self._input.address,
+            _block_input(device, config, extent, "ffn_norm", buffers),
             y_address=buffers.address("gate_up"),
             tokens_max=len(buffers.tokens),
             activations=activations,
         )
-        self._gated = GatedMul(device, config.description.activation)
-        self._down = _Residual(
+        self._down = _GatedResidual(
             device, config, extent, ("ffn_down", "post_ffw_norm"), "gate_up", buffers, activations
         )
 
     def enqueue(self, weights_address: int, num_tokens: int) -> None:
-        self._input.enqueue(weights_address, num_tokens)
         self._gate_up.enqueue(weights_address, num_tokens)
-        self._gated.enqueue(
-            gate_address=self._gate_up.output_address(0, num_tokens),
-            up_address=self._gate_up.output_address(1, num_tokens),
-            count=num_tokens * self._ffn_size,
-        )
         self._down.enqueue(weights_address, num_tokens)
-
-
-class _BlockInput:
-    """What a block's matrices read, at `address`: the residual stream, or its norm."""
-
-    def __init__(
-        self, device: OpenClDevice, config: ModelConfig, extent: UnitExtent, role: str, buffers: StepBuffers
-    ) -> None:
-        self._norm: RmsNorm | None = None
-        self.address = buffers.address("x")
-        if config.description.norm_before:
-            self.address = buffers.address("normed")
-            self._norm = RmsNorm(
-                device,
-                extent.tensor(role),
-                config.rms_eps,
-                x_address=buffers.address("x"),
-                y_address=self.address,
-            )
-
-    def enqueue(self, weights_address: int, num_tokens: int) -> None:
-        if self._norm is not None:
-            self._norm.enqueue(weights_address, num_tokens)
 
 
 class _Residual:
@@ -208,15 +176,75 @@ class _Residual:
             )
 
     def enqueue(self, weights_address: int, num_tokens: int) -> None:
+        self._enqueue_product(weights_address + self._offset_bytes, num_tokens)
+        if self._norm is not None:
+            self._norm.enqueue(weights_address, num_tokens)
+
+    def _enqueue_product(self, matrix_address: int, num_tokens: int) -> None:
         self._matmul.enqueue(
-            weights_address=weights_address + self._offset_bytes,
+            weights_address=matrix_address,
             x_address=self._source_address,
             y_address=self._y_address,
             num_tokens=num_tokens,
             accumulate=self._norm is None,
         )
-        if self._norm is not None:
-            self._norm.enqueue(weights_address, num_tokens)
+
+
+class _GatedResidual(_Residual):
+    """The same of activation(gate) * up, which lie in the buffer `source`, one behind the other.
+
+    For one token it is part of the product's launch, where there is a kernel for that.
+    """
+
+    def __init__(
+        self,
+        device: OpenClDevice,
+        config: ModelConfig,
+        extent: UnitExtent,
+        roles: tuple[str, str],
+        source: str,
+        buffers: StepBuffers,
+        activations: Activations,
+    ) -> None:
+        super().__init__(device, config, extent, roles, source, buffers, activations)
+        activation = config.description.activation
+        self._ffn_size = config.ffn_size
+        self._gated = GatedMul(device, activation)
+        self._fused: FusedCpuProduct | None = None
+        if device.kernel_class == "cpu":
+            spec = extent.tensor(roles[0])
+            self._fused = FusedCpuProduct(device, spec, activations=activations, activation=activation)
+
+    def _enqueue_product(self, matrix_address: int, num_tokens: int) -> None:
+        up_address = self._source_address + 4 * num_tokens * self._ffn_size
+        if self._fused is None or num_tokens > 1:
+            count = num_tokens * self._ffn_size
+            self._gated.enqueue(gate_address=self._source_address, up_address=up_address, count=count)
+            super()._enqueue_product(matrix_address, num_tokens)
+            return
+        self._fused.enqueue(
+            weights_address=matrix_address,
+            x_address=self._source_address,
+            other_address=up_address,
+            y_address=self._y_address,
+            accumulate=self._norm is None,
+        )
+
+
+def _block_input(
+    device: OpenClDevice, config: ModelConfig, extent: UnitExtent, role: str, buffers: StepBuffers
+) -> BlockInput:
+    """What a block's matrices read: the residual stream, or its norm if the model has one there."""
+    x_address = buffers.address("x")
+    if not config.description.norm_before:
+        return BlockInput(device, x_address=x_address)
+    return BlockInput(
+        device,
+        x_address=x_address,
+        norm=extent.tensor(role),
+        eps=config.rms_eps,
+        normed_address=buffers.address("normed"),
+    )
 
 
 def _rope_kv(

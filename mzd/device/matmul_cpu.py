@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mzd.device.kernel import BoundKernel
-from mzd.device.matmul_shape import Operands, WeightShape, divide_up
-from mzd.device.opencl import OpenClDevice
+from mzd.device.matmul_shape import INT8_TYPES, Activations, Operands, WeightShape, divide_up
+from mzd.device.opencl import Define, OpenClDevice, Program
+from mzd.formats.architectures import Activation
 from mzd.formats.ggml_types import GgmlType
 from mzd.formats.weight_layout import group_layout
 
@@ -57,15 +58,13 @@ class ExactCpuProduct(_CpuProduct):
     """matmul.cl: float activations."""
 
     def __init__(self, device: OpenClDevice, spec: WeightShape) -> None:
-        num_blocks = _num_scaled_blocks(spec)
-        defines = {f"WEIGHT_{spec.type.name}": 1, "TILE_ROWS": EXACT_TILE_ROWS, "TILE_COLS": EXACT_TILE_COLS}
-        program = device.build("matmul", **defines)
+        program = _build_exact(device, spec)
         self._gemv = device.kernel(program, "gemv")
         self._narrow = device.kernel(program, "matmul_narrow")
         self._wide = device.kernel(program, "matmul_wide")
         _set_shape(spec, self._gemv, self._narrow, self._wide)
-        self._gemv.set_local(6, 4 * num_blocks)
-        self._num_row_groups = min(_num_pairs(spec), GROUPS_PER_UNIT * device.compute_units)
+        self._gemv.set_local(6, _copy_bytes(spec))
+        self._num_row_groups = _num_row_groups(device, spec)
         self._num_row_tiles = divide_up(spec.rows, EXACT_TILE_ROWS)
 
     def _choose(self, num_tokens: int) -> tuple[BoundKernel, tuple[int, ...]]:
@@ -84,22 +83,21 @@ class Int8CpuProduct(_CpuProduct):
     """matmul_int8.cl: activations rounded to 8 bits inside each work-group."""
 
     def __init__(self, device: OpenClDevice, spec: WeightShape) -> None:
-        num_blocks = _num_scaled_blocks(spec)
-        program = device.build("matmul_int8", **{f"WEIGHT_{spec.type.name}": 1})
+        program = _build_int8(device, spec)
         self._gemv = device.kernel(program, "gemv_int8")
         self._many = device.kernel(program, "matmul_int8")
         _set_shape(spec, self._gemv, self._many)
-        x_bytes = 2 if spec.type == GgmlType.Q8_0 else 1
-        self._record_bytes = spec.cols * x_bytes + num_blocks * 8  # and a scale and a sum, float
+        self._record_bytes = _record_bytes(spec)
         self._gemv.set_local(6, self._record_bytes)
         block_tokens = INT8_RECORDS_BYTES // self._record_bytes // TILE_TOKENS_MAX * TILE_TOKENS_MAX
         self._block_tokens_max = min(max(block_tokens, TILE_TOKENS_MAX), BLOCK_TOKENS_MAX)
+        self._num_row_groups = _num_row_groups(device, spec)
         self._num_pairs = _num_pairs(spec)
         self._num_groups = GROUPS_PER_UNIT * device.compute_units
 
     def _choose(self, num_tokens: int) -> tuple[BoundKernel, tuple[int, ...]]:
         if num_tokens == 1:
-            return self._gemv, (min(self._num_pairs, self._num_groups),)
+            return self._gemv, (self._num_row_groups,)
         block_tokens = _block_tokens(num_tokens, self._block_tokens_max)
         num_token_blocks = divide_up(num_tokens, block_tokens)
         self._many.set_local(6, block_tokens * self._record_bytes)
@@ -108,6 +106,84 @@ class Int8CpuProduct(_CpuProduct):
         # As few row groups as keep the device busy: each rounds its tokens again.
         num_row_groups = min(self._num_pairs, divide_up(self._num_groups, num_token_blocks))
         return self._many, (num_row_groups, num_token_blocks)
+
+
+class FusedCpuProduct:
+    """y = f(x) W^T, or y += f(x) W^T, of ONE token in one launch; f is an RMS norm or a gate.
+
+    Args:
+        activations: as `Matmul`'s; f(x) is what they say.
+        norm_eps: f is the norm with this epsilon; None: the gate.
+        activation: the gate's function.
+    """
+
+    def __init__(
+        self,
+        device: OpenClDevice,
+        spec: WeightShape,
+        *,
+        activations: Activations,
+        norm_eps: float | None = None,
+        activation: Activation = "silu",
+    ) -> None:
+        defines: dict[str, Define] = {} if activation == "silu" else {f"GATE_{activation.upper()}": 1}
+        name = "gemv_gated" if norm_eps is None else "gemv_normed"
+        if activations == "int8" and spec.type in INT8_TYPES:
+            self._kernel = device.kernel(_build_int8(device, spec, **defines), f"{name}_int8")
+            self._kernel.set_local(7, _record_bytes(spec))
+        else:
+            self._kernel = device.kernel(_build_exact(device, spec, **defines), name)
+            self._kernel.set_local(7, _copy_bytes(spec))
+        self._kernel.set_int(4, spec.rows)
+        self._kernel.set_int(5, spec.cols)
+        if norm_eps is not None:
+            self._kernel.set_float(8, norm_eps)
+        self._global_size = (_num_row_groups(device, spec),)
+
+    def enqueue(
+        self,
+        *,
+        weights_address: int,
+        x_address: int,
+        other_address: int,
+        y_address: int,
+        accumulate: bool = False,
+    ) -> None:
+        """Enqueue the product; addresses as `Matmul.enqueue`'s.
+
+        Args:
+            other_address: the norm's weights, or what the gate is multiplied by: (cols,) float32.
+        """
+        addresses = (weights_address, x_address, y_address, other_address)
+        for argument, address in enumerate(addresses):
+            self._kernel.set_address(argument, address)
+        self._kernel.set_int(6, int(accumulate))
+        self._kernel.enqueue(self._global_size, (1,))
+
+
+def _build_exact(device: OpenClDevice, spec: WeightShape, **defines: Define) -> Program:
+    tiles: dict[str, Define] = {"TILE_ROWS": EXACT_TILE_ROWS, "TILE_COLS": EXACT_TILE_COLS}
+    return device.build("matmul", **{f"WEIGHT_{spec.type.name}": 1}, **tiles, **defines)
+
+
+def _build_int8(device: OpenClDevice, spec: WeightShape, **defines: Define) -> Program:
+    return device.build("matmul_int8", **{f"WEIGHT_{spec.type.name}": 1}, **defines)
+
+
+def _copy_bytes(spec: WeightShape) -> int:
+    """Local memory for x of one token: its columns, and a sum for each block. Raises as `group_layout`."""
+    return 4 * (spec.cols + _num_scaled_blocks(spec))
+
+
+def _record_bytes(spec: WeightShape) -> int:
+    """Local memory for one rounded token: with each block a scale and a sum. Raises as `group_layout`."""
+    x_bytes = 2 if spec.type == GgmlType.Q8_0 else 1
+    return spec.cols * x_bytes + _num_scaled_blocks(spec) * 8
+
+
+def _num_row_groups(device: OpenClDevice, spec: WeightShape) -> int:
+    """Work-groups that share the rows at one token."""
+    return min(_num_pairs(spec), GROUPS_PER_UNIT * device.compute_units)
 
 
 def _set_shape(spec: WeightShape, *kernels: BoundKernel) -> None:

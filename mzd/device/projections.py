@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
+from mzd.device.block_input import BlockInput
 from mzd.device.matmul import Activations, Matmul
 from mzd.device.opencl import OpenClDevice
 from mzd.formats.weight_layout import ROWS_PER_GROUP
@@ -17,9 +18,10 @@ class Projections:
 
     For one token, where launches count, matrices that lie behind each other in the unit are one matrix
     with all their rows: the same bytes, one launch. (For more tokens its rows of y would be interleaved.)
+    A norm before them is part of that launch where there are kernels for it.
 
     Args:
-        x_address: (tokens, cols) float32.
+        source: what x is.
         y_address: room for `tokens_max` tokens of every matrix.
     """
 
@@ -27,22 +29,19 @@ class Projections:
         self,
         device: OpenClDevice,
         specs: Sequence[TensorSpec],
+        source: BlockInput,
         *,
-        x_address: int,
         y_address: int,
         tokens_max: int,
         activations: Activations,
     ) -> None:
-        self._x_address = x_address
+        self._source = source
         self._y_address = y_address
         self._each = [
             (spec.offset_bytes, Matmul(device, spec, tokens_max=tokens_max, activations=activations))
             for spec in specs
         ]
-        self._joined = [
-            (spec.offset_bytes, Matmul(device, spec, tokens_max=1, activations=activations))
-            for spec in join_rows(specs)
-        ]
+        self._joined = [source.token_product(spec, activations) for spec in join_rows(specs)]
         self._row_offsets = [0, *accumulate(spec.rows for spec in specs)]
         self._joined_row_offsets = [0, *accumulate(spec.rows for spec in join_rows(specs))]
 
@@ -51,14 +50,17 @@ class Projections:
         return self._y_address + 4 * num_tokens * self._row_offsets[index]
 
     def enqueue(self, weights_address: int, num_tokens: int) -> None:
-        """Enqueue all products for the unit at `weights_address`."""
-        matmuls, offsets = (
-            (self._joined, self._joined_row_offsets) if num_tokens == 1 else (self._each, self._row_offsets)
-        )
-        for (offset_bytes, matmul), row_offset in zip(matmuls, offsets, strict=False):
+        """Enqueue all products for the unit at `weights_address`, and before them what x is."""
+        if num_tokens > 1 or not self._source.is_fused:
+            self._source.enqueue(weights_address, num_tokens)
+        if num_tokens == 1:
+            for product, row_offset in zip(self._joined, self._joined_row_offsets, strict=False):
+                product.enqueue(weights_address, self._y_address + 4 * row_offset)
+            return
+        for (offset_bytes, matmul), row_offset in zip(self._each, self._row_offsets, strict=False):
             matmul.enqueue(
                 weights_address=weights_address + offset_bytes,
-                x_address=self._x_address,
+                x_address=self._source.address,
                 y_address=self._y_address + 4 * num_tokens * row_offset,
                 num_tokens=num_tokens,
             )

@@ -26,6 +26,7 @@ from mzd.device.elementwise import GatedMul, SoftCap
 from mzd.device.embedding import Embedding
 from mzd.device.matmul import INT8_TYPES, Activations, Matmul
 from mzd.device.matmul_choice import LANES_MIN, TILES, Choice, ProductKey, product_key, token_class
+from mzd.device.matmul_cpu import FusedCpuProduct
 from mzd.device.matmul_gpu import gpu_limits
 from mzd.device.numpy_reference import activate, attend, normalise, rotate, round_to_int8
 from mzd.device.opencl import OpenClDevice
@@ -82,6 +83,8 @@ def self_test(device: OpenClDevice, index: StoreIndex, *, activations: Activatio
             _test_attention(memory, index.config, shape, rope)
         for type in sorted(types):
             _test_matmul(memory, type, activations)
+            if device.kernel_class == "cpu":
+                _test_fused_products(memory, type, activations, index.config.description.activation)
     finally:
         memory.free()
 
@@ -170,6 +173,32 @@ def _test_matmul(memory: TrialMemory, type: GgmlType, activations: Activations) 
         matmul.free()
         seen = round_to_int8(x.values) if rounds else x.values.astype(np.float64)
         _compare(f"matmul, {type.name}, {what}", result, seen @ values.T, tolerance)
+
+
+def _test_fused_products(
+    memory: TrialMemory, type: GgmlType, activations: Activations, activation: Activation
+) -> None:
+    """Products of one token with what goes before them in the same launch."""
+    spec, values, weights = memory.matrix(type, ROWS, COLS)
+    x, other, y = memory.normal(1, COLS), memory.normal(COLS), memory.zeros((1, ROWS))
+    rounds = activations == "int8" and type in INT8_TYPES
+    for name, eps, product_input in (
+        ("gemv_normed", 1e-5, normalise(x.values, other.values, 1e-5)),
+        ("gemv_gated", None, activate(x.values, activation) * other.values),
+    ):
+        product = FusedCpuProduct(
+            memory.device, spec, activations=activations, norm_eps=eps, activation=activation
+        )
+        product.enqueue(
+            weights_address=weights.address,
+            x_address=x.address,
+            other_address=other.address,
+            y_address=y.address,
+        )
+        (result,) = memory.fetch(y)
+        seen = round_to_int8(product_input.astype(np.float32)) if rounds else product_input
+        tolerance = INT8_TOLERANCE if rounds else EXACT_TOLERANCE
+        _compare(f"{name}, {type.name}", result, seen @ values.T, tolerance)
 
 
 def _matmul_trials(

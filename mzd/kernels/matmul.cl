@@ -7,8 +7,12 @@
 //   tolerance   max |dy| / max |y| <= 5e-6 against float64
 //   work-group  one work-item: a lane of its vectors is a row, so the work-item is the SIMD unit
 //
-// `gemv` serves one token, `matmul_narrow` a few, `matmul_wide` many.
+// `gemv` serves one token, `matmul_narrow` a few, `matmul_wide` many; `gemv_normed` and `gemv_gated` take what
+// goes before the product into the same launch.
+//
+// Defines: for gemv_gated GATE_GELU_TANH, or nothing for SiLU.
 
+#include "inputs.cl"
 #include "places.cl"
 #include "weights.cl"
 
@@ -28,21 +32,28 @@
 #define UNROLL_BLOCKS
 #endif
 
-// global size: number of work-groups, any. x_sums: one float a block.
+// The input of one token to local memory: `cols` floats, and where blocks have a minimum the sum of each block.
+INLINED void store_input(Input input, local float *x, int cols, const int kind) {
+    int k = 0;
+    for (; k + 16 <= cols; k += 16) {
+        const float16 values = load_inputs(input, k, kind);
+        vstore16(values, 0, x + k);
+#if HAS_MINIMUM
+        const float sum = sum8(values.lo + values.hi);
+        local float *block_sum = x + cols + k / BLOCK_WEIGHTS;
+        *block_sum = k % BLOCK_WEIGHTS == 0 ? sum : *block_sum + sum;
+#endif
+    }
+    for (; k < cols; k++) x[k] = load_input(input, k, kind);
+}
+
 // Unscaled weights are summed within a block and scaled once; a block's minimum meets the sum of its x.
-kernel WIDE_VECTORS ONE_WORK_ITEM void gemv(
-    global const uchar *weights, global const float *x, global float *y,
-    int rows, int cols, int accumulate, local float *x_sums PLACES3) {
-    AT(weights, 0); AT(x, 1); AT(y, 2);
+INLINED void multiply_token(
+    global const uchar *weights, Input input, global float *y, int rows, int cols, int accumulate,
+    local float *x, const int kind) {
     const int blocks = cols / BLOCK_WEIGHTS;
     const int last = first_pair(get_group_id(0) + 1, get_num_groups(0), rows);
-#if HAS_MINIMUM
-    for (int block = 0; block < blocks; block++) {
-        float16 sums = 0.0f;
-        UNROLL for (int k = 0; k < BLOCK_WEIGHTS; k += 16) sums += vload16(0, x + block * BLOCK_WEIGHTS + k);
-        x_sums[block] = sum8(sums.lo + sums.hi);
-    }
-#endif
+    store_input(input, x, cols, kind);
     for (int p = first_pair(get_group_id(0), get_num_groups(0), rows); p < last; p++) {
         const WeightPair pair = weight_pair(weights, p, rows, cols);
         float16 result = 0.0f;
@@ -59,11 +70,36 @@ kernel WIDE_VECTORS ONE_WORK_ITEM void gemv(
             }
             result = fma(scale, sums[0] + sums[1], result);
 #if HAS_MINIMUM
-            result = fma(load_minimum(pair, block, scale), (float16)(x_sums[block]), result);
+            result = fma(load_minimum(pair, block, scale), (float16)(x[cols + block]), result);
 #endif
         }
         store_rows(result, y, p * PAIR_ROWS, rows, accumulate);
     }
+}
+
+// global size: number of work-groups, any. x_copy: a float for each column and each block.
+kernel WIDE_VECTORS ONE_WORK_ITEM void gemv(
+    global const uchar *weights, global const float *x, global float *y,
+    int rows, int cols, int accumulate, local float *x_copy PLACES3) {
+    AT(weights, 0); AT(x, 1); AT(y, 2);
+    multiply_token(weights, (Input){x, x, 1.0f}, y, rows, cols, accumulate, x_copy, PLAIN);
+}
+
+// The same of norm(x); norm: (cols,) float.
+kernel WIDE_VECTORS ONE_WORK_ITEM void gemv_normed(
+    global const uchar *weights, global const float *x, global float *y, global const float *norm,
+    int rows, int cols, int accumulate, local float *x_copy, float eps PLACES4) {
+    AT(weights, 0); AT(x, 1); AT(y, 2); AT(norm, 3);
+    const Input input = {x, norm, norm_scale(x, cols, eps)};
+    multiply_token(weights, input, y, rows, cols, accumulate, x_copy, NORMED);
+}
+
+// The same of act(x) * up; up: (cols,) float.
+kernel WIDE_VECTORS ONE_WORK_ITEM void gemv_gated(
+    global const uchar *weights, global const float *x, global float *y, global const float *up,
+    int rows, int cols, int accumulate, local float *x_copy PLACES4) {
+    AT(weights, 0); AT(x, 1); AT(y, 2); AT(up, 3);
+    multiply_token(weights, (Input){x, up, 1.0f}, y, rows, cols, accumulate, x_copy, GATED);
 }
 
 // global size: number of work-groups, any. Each weight is unpacked once and used for NARROW_TOKENS tokens.

@@ -10,6 +10,7 @@
 // Each work-group rounds the x that it needs into local memory. That repeats work, but a launch of its own
 // (5-7 us on PoCL) would cost a quarter of a small matrix at one token, and a buffer to own.
 
+#include "inputs.cl"
 #include "places.cl"
 #include "weights.cl"
 
@@ -183,8 +184,7 @@ static inline int sum_lanes(int16 x) {
 // 1.5 times as long: hence maxima of the bits, which order like the magnitudes, rounding by adding
 // 1.5 * 2^23, and stores of whole words.
 static inline void round_run(
-    global const float *x, local int *words, local float *scales, local float *sums) {
-    const float16 low = vload16(0, x), high = vload16(1, x);
+    float16 low, float16 high, local int *words, local float *scales, local float *sums) {
     const int16 bits16 = max(as_int16(low) & INT_MAX, as_int16(high) & INT_MAX);
     const int8 bits8 = max(bits16.lo, bits16.hi);
     const int4 bits4 = max(bits8.lo, bits8.hi);
@@ -212,11 +212,13 @@ static inline void round_run(
 #endif
 }
 
-static inline void round_token(global const float *x, local int *record, int blocks) {
+INLINED void round_token(Input input, local int *record, int blocks, const int kind) {
     local float *scales = (local float *)(record + blocks * BLOCK_WORDS);
-    for (int block = 0; block < blocks; block += 32 / BLOCK_WEIGHTS)
-        round_run(x + block * BLOCK_WEIGHTS, record + block * BLOCK_WORDS,
-                  scales + block, scales + blocks + block);
+    for (int block = 0; block < blocks; block += 32 / BLOCK_WEIGHTS) {
+        const int column = block * BLOCK_WEIGHTS;
+        round_run(load_inputs(input, column, kind), load_inputs(input, column + 16, kind),
+                  record + block * BLOCK_WORDS, scales + block, scales + blocks + block);
+    }
 }
 
 // One pair of row groups by up to `tile_tokens` rounded tokens; the constant is known after inlining.
@@ -254,17 +256,40 @@ static inline void multiply_pair(
         if (t < tokens) store_rows(results[t], y + (size_t)t * rows, row, rows, accumulate);
 }
 
-// global size: number of work-groups, any. records: RECORD_WORDS.
-kernel WIDE_VECTORS ONE_WORK_ITEM void gemv_int8(
-    global const uchar *weights, global const float *x, global float *y,
-    int rows, int cols, int accumulate, local int *records PLACES3) {
-    AT(weights, 0); AT(x, 1); AT(y, 2);
+INLINED void multiply_token(
+    global const uchar *weights, Input input, global float *y, int rows, int cols, int accumulate,
+    local int *record, const int kind) {
     const int blocks = cols / BLOCK_WEIGHTS;
     const int last = first_pair(get_group_id(0) + 1, get_num_groups(0), rows);
-    round_token(x, records, blocks);
+    round_token(input, record, blocks, kind);
     for (int p = first_pair(get_group_id(0), get_num_groups(0), rows); p < last; p++)
-        multiply_pair(weight_pair(weights, p, rows, cols), records, y, p * PAIR_ROWS, rows, blocks, 1,
+        multiply_pair(weight_pair(weights, p, rows, cols), record, y, p * PAIR_ROWS, rows, blocks, 1,
                       accumulate, 1);
+}
+
+// global size: number of work-groups, any. record: RECORD_WORDS.
+kernel WIDE_VECTORS ONE_WORK_ITEM void gemv_int8(
+    global const uchar *weights, global const float *x, global float *y,
+    int rows, int cols, int accumulate, local int *record PLACES3) {
+    AT(weights, 0); AT(x, 1); AT(y, 2);
+    multiply_token(weights, (Input){x, x, 1.0f}, y, rows, cols, accumulate, record, PLAIN);
+}
+
+// The same of norm(x); norm: (cols,) float.
+kernel WIDE_VECTORS ONE_WORK_ITEM void gemv_normed_int8(
+    global const uchar *weights, global const float *x, global float *y, global const float *norm,
+    int rows, int cols, int accumulate, local int *record, float eps PLACES4) {
+    AT(weights, 0); AT(x, 1); AT(y, 2); AT(norm, 3);
+    const Input input = {x, norm, norm_scale(x, cols, eps)};
+    multiply_token(weights, input, y, rows, cols, accumulate, record, NORMED);
+}
+
+// The same of act(x) * up; up: (cols,) float.
+kernel WIDE_VECTORS ONE_WORK_ITEM void gemv_gated_int8(
+    global const uchar *weights, global const float *x, global float *y, global const float *up,
+    int rows, int cols, int accumulate, local int *record PLACES4) {
+    AT(weights, 0); AT(x, 1); AT(y, 2); AT(up, 3);
+    multiply_token(weights, (Input){x, up, 1.0f}, y, rows, cols, accumulate, record, GATED);
 }
 
 // global size: (any number of work-groups that share the rows, token blocks of block_tokens).
@@ -280,7 +305,7 @@ kernel WIDE_VECTORS ONE_WORK_ITEM void matmul_int8(
     x += (size_t)first_token * cols;
     y += (size_t)first_token * rows;
     for (int t = 0; t < own_tokens; t++)
-        round_token(x + t * cols, records + t * RECORD_WORDS(blocks), blocks);
+        round_token((Input){x + t * cols, x, 1.0f}, records + t * RECORD_WORDS(blocks), blocks, PLAIN);
     for (int p = first_pair(get_group_id(0), get_num_groups(0), rows); p < last; p++)
         for (int t = 0; t < own_tokens; t += TILE_TOKENS)
             multiply_pair(weight_pair(weights, p, rows, cols), records + t * RECORD_WORDS(blocks),

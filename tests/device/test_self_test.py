@@ -120,6 +120,8 @@ def test_passes_for_halves(device, llama):
         ("norm", "+ eps", "+ 2.0f * eps + 0.01f", "rms_norm"),
         ("elementwise", "1.0f + e", "1.001f + e", "gated_mul, silu"),
         ("embedding", "row % ROWS_PER_GROUP", "0", "embed, Q4_1"),
+        ("matmul", "cols + eps", "cols + 0.01f", "gemv_normed, Q4_1"),
+        ("matmul", "fmin(EXPONENT(x), 126.0f)", "EXPONENT(x) * 1.001f", "gemv_gated, Q4_1"),
         ("rope", "x.even * s + x.odd * c", "x.even * s - x.odd * c", "rope_kv, q"),
         ("rope", "+ t % BLOCK_TOKENS", "+ (t + 1) % BLOCK_TOKENS", "rope_kv, K"),
         ("rope", "position % CHUNK_TOKENS", "token % CHUNK_TOKENS", "rope_kv, K"),
