@@ -27,6 +27,7 @@ from rich.table import Table
 from mzd.errors import MzdError
 from mzd.memory.device_memory import read_device_memory
 from mzd.memory.process_memory import read_process_memory
+from mzd.model.library import ModelLibrary, models_directory
 from mzd.rpc.blocking_client import BlockingClient
 
 MODEL = "smollm2-135m"
@@ -87,8 +88,9 @@ def run_demo(serve_options: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         MzdError: a step failed; or the resident set did not fall as far as the daemon said.
     """
-    _say("pull and import")
-    _mzd("pull", MODEL)
+    if ModelLibrary(models_directory(os.environ)).get(MODEL) is None:
+        _say("pull and import")
+        _mzd("pull", MODEL)
     with tempfile.TemporaryDirectory(prefix="mzd-demo-") as directory:
         _say("serve (the first start compiles the kernels)")
         with _serving(Path(directory), serve_options) as daemon:

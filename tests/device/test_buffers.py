@@ -23,8 +23,10 @@ def memory_kind(request):
 
 
 @pytest.fixture(scope="module", params=["cpu", "gpu"])
-def device(memory_kind, request):
-    device = CoherentDevice.open(memory_kind=memory_kind, kernel_class=request.param)
+def device(memory_kind, engine_device, request):
+    if request.param == "cpu" and engine_device.kernel_class != "cpu":
+        pytest.skip("the device has other kernels")
+    device = CoherentDevice.open(engine_device.name, memory_kind=memory_kind, kernel_class=request.param)
     yield device
     device.close()
 
