@@ -18,7 +18,8 @@ class Compressor:
     """Evict path, step 2 for what stays in RAM.
 
     Where a chunk's pages are our own they go as soon as its payload stands, so a batch never needs more than
-    one payload of memory above what it found. Cancelled: the batch in flight ends first, the output is closed.
+    one payload of memory above what it found. Cancelled: the batch in flight ends first, and the output is
+    closed.
     """
 
     memory: MemoryBackend

@@ -25,6 +25,7 @@ from mzd.daemon.wiring import STAGING_SLOT_BYTES, STAGING_SLOTS, UBATCH_TOKENS, 
 from mzd.device.engine import Engine
 from mzd.device.matmul import Activations
 from mzd.device.opencl import OpenClDevice, prepare_environment
+from mzd.device.product_plan import measured_choices
 from mzd.device.self_test import self_test
 from mzd.errors import MzdError
 from mzd.formats.model_config import ModelConfig
@@ -149,6 +150,13 @@ def _engine(config: Config, device: OpenClDevice, store: WeightStore, context_le
         context_tokens_max=context_length,
         ubatch_tokens_max=UBATCH_TOKENS,
         activations=_activations(config),
+        choices=measured_choices(
+            device,
+            store.index,
+            tokens_max=UBATCH_TOKENS,
+            activations=_activations(config),
+            path=config.state_directory / "kernels" / "products.json",
+        ),
     )
 
 

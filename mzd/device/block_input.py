@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from mzd.device.matmul import Activations, Matmul
 from mzd.device.matmul_cpu import FusedCpuProduct
 from mzd.device.opencl import OpenClDevice
+from mzd.device.product_plan import ProductPlan
 from mzd.device.rms_norm import RmsNorm
 from mzd.formats.weight_store import TensorSpec
 
@@ -56,11 +56,11 @@ class BlockInput:
         if self._norm is not None:
             self._norm.enqueue(unit_address, num_tokens)
 
-    def token_product(self, spec: TensorSpec, activations: Activations) -> TokenProduct:
+    def token_product(self, spec: TensorSpec, products: ProductPlan) -> TokenProduct:
         """The product of one token with `spec`, a matrix of the norm's unit."""
         if self._norm_weights is None or not self.is_fused:
-            return _Plain(self._device, spec, activations, x_address=self.address)
-        product = FusedCpuProduct(self._device, spec, activations=activations, norm_eps=self._eps)
+            return _Plain(self._device, spec, products, x_address=self.address)
+        product = FusedCpuProduct(self._device, spec, activations=products.activations, norm_eps=self._eps)
         return _Normed(product, spec, self._norm_weights, x_address=self._x_address)
 
 
@@ -68,9 +68,9 @@ class _Plain:
     """x W^T."""
 
     def __init__(
-        self, device: OpenClDevice, spec: TensorSpec, activations: Activations, *, x_address: int
+        self, device: OpenClDevice, spec: TensorSpec, products: ProductPlan, *, x_address: int
     ) -> None:
-        self._matmul = Matmul(device, spec, tokens_max=1, activations=activations)
+        self._matmul = products.matmul(device, spec, tokens_max=1)
         self._offset_bytes = spec.offset_bytes
         self._x_address = x_address
 

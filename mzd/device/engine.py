@@ -14,6 +14,7 @@ from mzd.device.head_graph import HeadGraph
 from mzd.device.layer_graph import LayerGraph
 from mzd.device.matmul import Activations
 from mzd.device.opencl import OpenClDevice
+from mzd.device.product_plan import Choices, ProductPlan
 from mzd.device.replay import Replay
 from mzd.device.rope import RopeAngles
 from mzd.device.step_buffers import StepBuffers, StepLimits, attention_shape, attention_shapes
@@ -43,6 +44,7 @@ class Engine:
         logit_rows_max: the most rows of logits of one step.
         activations: ``f32`` is exact, ``int8`` rounds them where a matrix is quantised (see `Matmul`), but
             for q, k, v and the head.
+        choices: launch shapes of products that were measured; see `measured_choices`.
 
     Attributes:
         num_layers: layers of the model.
@@ -62,24 +64,26 @@ class Engine:
         ubatch_tokens_max: int = 512,
         logit_rows_max: int = 8,
         activations: Activations = "f32",
+        choices: Choices | None = None,
     ) -> None:
         _check_head_size(index.config)
         self._device = device
         self._config = index.config
         self._limits = StepLimits(ubatch_tokens_max, context_tokens_max, logit_rows_max)
         self._buffers = StepBuffers(device, index.config, self._limits)
+        products = ProductPlan(activations, choices, self._buffers.rounded_address)
         self._angles = [RopeAngles(rope) for rope in index.config.ropes]
         self._shapes = attention_shapes(index.config)
         self._target = AttentionTarget.of(device)
         self._layers = [
-            LayerGraph(device, index.config, extent, layer, self._buffers, activations)
+            LayerGraph(device, index.config, extent, layer, self._buffers, products)
             for layer, extent in enumerate(index.layers)
         ]
         self._shape_numbers = [
             self._shapes.index(attention_shape(index.config, layer)) for layer in index.config.layers
         ]
         self._row = Replay(device.kernel_queue)
-        self._head = HeadGraph(device, index.config, index.head, self._buffers)
+        self._head = HeadGraph(device, index.config, index.head, self._buffers, products)
         self._num_chunks = [0] * len(self._layers)
         self._plans: list[AttentionPlan] = []  # one for each shape while a step runs, else none
         self._next_layer = 0

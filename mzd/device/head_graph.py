@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mzd.device.elementwise import SoftCap
 from mzd.device.embedding import Embedding
-from mzd.device.matmul import Matmul
 from mzd.device.opencl import OpenClDevice
+from mzd.device.product_plan import ProductPlan
 from mzd.device.replay import Replay
 from mzd.device.rms_norm import RmsNorm
 from mzd.device.step_buffers import StepBuffers
@@ -27,6 +27,7 @@ class HeadGraph:
         config: ModelConfig,
         extent: UnitExtent,
         buffers: StepBuffers,
+        products: ProductPlan,
     ) -> None:
         self._buffers = buffers
         self._address: int | None = None
@@ -48,9 +49,7 @@ class HeadGraph:
             x_address=buffers.address("x"),
             y_address=buffers.address("normed"),
         )
-        # Never rounded: at the few rows of logits it costs nothing, and would make tokens that are nearly
-        # equally likely change places.
-        self._matmul = Matmul(device, output, tokens_max=len(buffers.logits), activations="f32")
+        self._matmul = products.exact().matmul(device, output, tokens_max=len(buffers.logits))
         self._output_offset = output.offset_bytes
         self._vocab_size = config.vocab_size
         cap = config.logit_softcap

@@ -8,20 +8,15 @@ from numpy.typing import NDArray
 from mzd.device.attention import Attention, AttentionPlan
 from mzd.device.block_input import BlockInput
 from mzd.device.elementwise import GatedMul
-from mzd.device.matmul import Activations, Matmul
 from mzd.device.matmul_cpu import FusedCpuProduct
 from mzd.device.opencl import OpenClDevice
+from mzd.device.product_plan import ProductPlan
 from mzd.device.projections import Projections
 from mzd.device.rms_norm import RmsNorm
 from mzd.device.rope import QkvVectors, RopeKv
 from mzd.device.step_buffers import StepBuffers, attention_shape, attention_shapes
 from mzd.formats.model_config import ModelConfig
 from mzd.formats.weight_store import UnitExtent
-
-_QKV_ACTIVATIONS: Activations = "f32"
-"""Never rounded: every later token reads K and V, and softmax magnifies what is in q and k. Of SmolLM2-135M's
-greedy choices over two texts 2.6 % were others with all activations rounded, 1.6 % without these and the
-head's; at one token the step took a tenth longer for it."""
 
 
 class LayerGraph:
@@ -42,11 +37,11 @@ class LayerGraph:
         extent: UnitExtent,
         layer: int,
         buffers: StepBuffers,
-        activations: Activations,
+        products: ProductPlan,
     ) -> None:
         self._weights_address: int | None = None
-        self._attention = _AttentionBlock(device, config, extent, layer, buffers, activations)
-        self._mlp = _MlpBlock(device, config, extent, buffers, activations)
+        self._attention = _AttentionBlock(device, config, extent, layer, buffers, products)
+        self._mlp = _MlpBlock(device, config, extent, buffers, products)
 
     def bind(self, weights_address: int, chunk_addresses: NDArray[np.uint64]) -> None:
         """Take the layer's weights from the resident unit at `weights_address`, and its chunks, (chunks,)."""
@@ -79,7 +74,7 @@ class _AttentionBlock:
         extent: UnitExtent,
         layer: int,
         buffers: StepBuffers,
-        activations: Activations,
+        products: ProductPlan,
     ) -> None:
         self._qkv = Projections(
             device,
@@ -87,12 +82,12 @@ class _AttentionBlock:
             _block_input(device, config, extent, "attn_norm", buffers),
             y_address=buffers.address("qkv"),
             tokens_max=len(buffers.tokens),
-            activations=_QKV_ACTIVATIONS,
+            products=products.exact(),
         )
         self._rope = _rope_kv(device, config, extent, layer, buffers)
         self._attention = _attention(device, config, layer, buffers)
         self._output = _Residual(
-            device, config, extent, ("attn_output", "post_attention_norm"), "attended", buffers, activations
+            device, config, extent, ("attn_output", "post_attention_norm"), "attended", buffers, products
         )
 
     def bind_chunks(self, addresses: NDArray[np.uint64]) -> None:
@@ -122,7 +117,7 @@ class _MlpBlock:
         config: ModelConfig,
         extent: UnitExtent,
         buffers: StepBuffers,
-        activations: Activations,
+        products: ProductPlan,
     ) -> None:
         self._gate_up = Projections(
             device,
@@ -130,10 +125,10 @@ class _MlpBlock:
             _block_input(device, config, extent, "ffn_norm", buffers),
             y_address=buffers.address("gate_up"),
             tokens_max=len(buffers.tokens),
-            activations=activations,
+            products=products,
         )
         self._down = _GatedResidual(
-            device, config, extent, ("ffn_down", "post_ffw_norm"), "gate_up", buffers, activations
+            device, config, extent, ("ffn_down", "post_ffw_norm"), "gate_up", buffers, products
         )
 
     def enqueue(self, weights_address: int, num_tokens: int) -> None:
@@ -156,10 +151,10 @@ class _Residual:
         roles: tuple[str, str],
         source: str,
         buffers: StepBuffers,
-        activations: Activations,
+        products: ProductPlan,
     ) -> None:
         spec = extent.tensor(roles[0])
-        self._matmul = Matmul(device, spec, tokens_max=len(buffers.tokens), activations=activations)
+        self._matmul = products.matmul(device, spec, tokens_max=len(buffers.tokens))
         self._offset_bytes = spec.offset_bytes
         self._source_address = buffers.address(source)
         self._y_address = buffers.address("x")
@@ -204,16 +199,18 @@ class _GatedResidual(_Residual):
         roles: tuple[str, str],
         source: str,
         buffers: StepBuffers,
-        activations: Activations,
+        products: ProductPlan,
     ) -> None:
-        super().__init__(device, config, extent, roles, source, buffers, activations)
+        super().__init__(device, config, extent, roles, source, buffers, products)
         activation = config.description.activation
         self._ffn_size = config.ffn_size
         self._gated = GatedMul(device, activation)
         self._fused: FusedCpuProduct | None = None
         if device.kernel_class == "cpu":
             spec = extent.tensor(roles[0])
-            self._fused = FusedCpuProduct(device, spec, activations=activations, activation=activation)
+            self._fused = FusedCpuProduct(
+                device, spec, activations=products.activations, activation=activation
+            )
 
     def _enqueue_product(self, matrix_address: int, num_tokens: int) -> None:
         up_address = self._source_address + 4 * num_tokens * self._ffn_size

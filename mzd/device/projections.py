@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from mzd.device.block_input import BlockInput
-from mzd.device.matmul import Activations, Matmul
 from mzd.device.opencl import OpenClDevice
+from mzd.device.product_plan import ProductPlan
 from mzd.formats.weight_layout import ROWS_PER_GROUP
 from mzd.formats.weight_store import TensorSpec
 
@@ -33,15 +33,14 @@ class Projections:
         *,
         y_address: int,
         tokens_max: int,
-        activations: Activations,
+        products: ProductPlan,
     ) -> None:
         self._source = source
         self._y_address = y_address
         self._each = [
-            (spec.offset_bytes, Matmul(device, spec, tokens_max=tokens_max, activations=activations))
-            for spec in specs
+            (spec.offset_bytes, products.matmul(device, spec, tokens_max=tokens_max)) for spec in specs
         ]
-        self._joined = [source.token_product(spec, activations) for spec in join_rows(specs)]
+        self._joined = [source.token_product(spec, products) for spec in join_rows(specs)]
         self._row_offsets = [0, *accumulate(spec.rows for spec in specs)]
         self._joined_row_offsets = [0, *accumulate(spec.rows for spec in join_rows(specs))]
 

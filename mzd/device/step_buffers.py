@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mzd.device.attention import AttentionShape, AttentionTarget, partials_bytes
+from mzd.device.matmul import rounded_bytes
 from mzd.device.opencl import OpenClDevice
 from mzd.formats.layer_config import LayerConfig
 from mzd.formats.model_config import ModelConfig
@@ -77,6 +78,8 @@ class StepBuffers:
 
     def __init__(self, device: OpenClDevice, config: ModelConfig, limits: StepLimits) -> None:
         kept = _kept_sizes(config, limits)
+        if device.kernel_class == "gpu":
+            kept["rounded"] = rounded_bytes(limits.tokens, max(config.size("q"), config.ffn_size))
         phases = (_attention_sizes(device, config, limits), _mlp_sizes(config, limits))
         self._offsets, size_bytes = place(kept, phases)
         self._scratch = device.allocate_scratch(size_bytes)
@@ -105,6 +108,11 @@ class StepBuffers:
     def address(self, name: str) -> int:
         """Address of a buffer."""
         return self._scratch.address + self._offsets[name]
+
+    @property
+    def rounded_address(self) -> int | None:
+        """Where products keep rounded tokens; None where they need no memory for that."""
+        return self.address("rounded") if "rounded" in self._offsets else None
 
     def upload_step(self, num_tokens: int, *, with_x: bool) -> None:
         """Give the device what the host wrote for a step: its numbers, tokens, angles, and x if so."""

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from mzd.device.block_input import BlockInput
+from mzd.device.product_plan import ProductPlan
 from mzd.device.projections import Projections, join_rows
 from mzd.formats.ggml_types import GgmlType
 from mzd.formats.weight_layout import packed_size_bytes, repack, unpack
@@ -70,7 +71,9 @@ def test_products_lie_behind_each_other(device, matrices, num_tokens, norm):
     x_values = rng.normal(0, 1, (num_tokens, COLS)).astype(np.float32)
     x.view(np.float32, x_values.shape)[:] = x_values
     source = BlockInput(device, x_address=x.address, norm=norm, eps=EPS, normed_address=normed.address)
-    projections = Projections(device, specs, source, y_address=y.address, tokens_max=9, activations="f32")
+    projections = Projections(
+        device, specs, source, y_address=y.address, tokens_max=9, products=ProductPlan()
+    )
     projections.enqueue(unit.address, num_tokens)
     device.finish()
     expected = x_values if norm is None else rms_norm(x_values, norm_weights, EPS)
