@@ -33,6 +33,7 @@ from mzd.benchmarks.models import BenchModel
 from mzd.benchmarks.resident_model import ResidentModel
 from mzd.benchmarks.results import BenchResult, worst
 from mzd.benchmarks.statistics import Series, interleave, ratio, rounds
+from mzd.daemon.assembly import activations_of
 from mzd.daemon.config import Config
 from mzd.device.matmul import INT8_TYPES, Activations
 from mzd.device.opencl import OpenClDevice
@@ -193,7 +194,7 @@ class _ModelBench:
 
     def _summary(self, cases: Sequence[Case]) -> Mapping[str, float]:
         """The worst case of each kind, for the activations that users get."""
-        ours, theirs = system_name(users_mode(self.store.index)), LlamaPeer.name
+        ours, theirs = system_name(users_mode(self.store.index, self.device)), LlamaPeer.name
         found: dict[str, float] = {}
         for key, kind in SUMMARY_CASES.items():
             ratios = [
@@ -253,9 +254,9 @@ def model_modes(index: StoreIndex) -> tuple[Activations, ...]:
     return ("f32", "int8") if _is_quantised(index) else ("f32",)
 
 
-def users_mode(index: StoreIndex) -> Activations:
-    """What users get of them without asking."""
-    return "int8" if Config().activations == "int8" and _is_quantised(index) else "f32"
+def users_mode(index: StoreIndex, device: OpenClDevice) -> Activations:
+    """What users get of them on a device without asking."""
+    return activations_of(Config(), device) if _is_quantised(index) else "f32"
 
 
 def distance_max(index: StoreIndex) -> float:

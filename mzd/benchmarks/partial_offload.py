@@ -23,6 +23,7 @@ from mzd.benchmarks.daemon_harness import KV_SEED, BenchDaemon
 from mzd.benchmarks.kv_pattern import draw_chunks, lay_out
 from mzd.benchmarks.resident_model import read_units
 from mzd.benchmarks.workloads import QUESTION_TOKENS
+from mzd.daemon.assembly import activations_of
 from mzd.device.engine import Engine
 from mzd.errors import MzdError
 from mzd.memory.arena import Arena
@@ -81,7 +82,7 @@ class PartialOffload:
             self._store.index,
             context_tokens_max=daemon.opened.context_length,
             ubatch_tokens_max=QUESTION_TOKENS,
-            activations="int8" if config.activations == "int8" else "f32",
+            activations=activations_of(config, device),
         )
         self._workers = Workers("offload", config.threads.read, frozenset(config.threads.cores))
         self._fd = _open_direct(directory / "kv")

@@ -198,7 +198,7 @@ def _add_machine(commands: _Commands) -> None:
         "--kernels", choices=("auto", "cpu", "gpu"), help="class of kernels; auto: what suits the device"
     )
     serve.add_argument("--codec", metavar="NAME", help="how KV is compressed in memory: int8, none")
-    serve.add_argument("--activations", choices=("int8", "f32"), help="f32 is the exact path")
+    serve.add_argument("--activations", choices=("auto", "int8", "f32"), help="f32 is the exact path")
     doctor = _command(commands, "doctor", machine_commands.doctor)
     doctor.add_argument("--config", type=Path, metavar="FILE", help="as for serve")
     _add_bench(commands)

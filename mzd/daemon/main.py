@@ -12,7 +12,7 @@ import numpy as np
 import trio
 
 from mzd.actors.allocator import AllocatorSettings
-from mzd.daemon.assembly import Opened, open_everything
+from mzd.daemon.assembly import Opened, activations_of, open_everything
 from mzd.daemon.config import Config
 from mzd.daemon.conversations import Conversation, Conversations
 from mzd.daemon.notify import ServiceManager, handed_over_sockets
@@ -171,7 +171,7 @@ def _reporter(
         profile=profile,
         context_length=opened.context_length,
         baseline=opened.parts.baseline,
-        activations=config.activations,
+        activations=activations_of(config, opened.device),
         store_bytes=opened.store_bytes,
         quota_bytes=config.swap.quota_bytes,
     )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import mzd.device.opencl
 from mzd.daemon import assembly
-from mzd.daemon.assembly import open_everything
+from mzd.daemon.assembly import activations_of, open_everything
 from mzd.daemon.config import Config
 from mzd.daemon.refused_devices import last_refusals
 from mzd.errors import MzdError
 from tests.device.test_self_test import broken
-from tests.paths.harness import alone
+from tests.paths.harness import CONFIG, alone
+from tests.reference.loaded_model import LoadedModel
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -44,6 +47,22 @@ def plant(monkeypatch):
         monkeypatch.setattr(assembly, "OpenClDevice", planted)
 
     return use
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kernel_class", "expected"),
+    [("auto", "cpu", "int8"), ("auto", "gpu", "f32"), ("int8", "gpu", "int8"), ("f32", "cpu", "f32")],
+)
+def test_activations_are_rounded_on_a_cpu_unless_told_otherwise(wanted, kernel_class, expected):
+    device = SimpleNamespace(kernel_class=kernel_class)
+    assert activations_of(Config(activations=wanted), device) == expected
+
+
+def test_what_answers_are_compared_in_is_exact():
+    """Fixtures, and answers before and after an eviction."""
+    assert Config().activations == "auto"
+    assert CONFIG.activations == "f32"
+    assert inspect.signature(LoadedModel).parameters["activations"].default == "f32"
 
 
 async def test_a_start_goes_past_a_device_that_is_wrong(config, plant):

@@ -54,8 +54,8 @@ def test_memory_that_is_mapped_or_copied(tmp_path):
 
 
 def test_integers_are_suggested_where_they_would_help(tmp_path):
-    assert "int8" in hints(tmp_path, a_report(CPU), quantised=True)
-    assert hints(tmp_path, a_report(CPU), Config(activations="int8"), quantised=True) == ""
+    assert "int8" in hints(tmp_path, a_report(CPU), Config(activations="f32"), quantised=True)
+    assert hints(tmp_path, a_report(CPU), Config(), quantised=True) == ""
 
 
 def test_a_device_is_described(tmp_path):

@@ -246,3 +246,25 @@ async def test_real_model_likelihood_with_rounded_activations(device, real_path,
     expected = smollm2["nll"][0]
     assert abs(await model.mean_loss(np.array(expected["tokens"])) - expected["mean_nll"]) < 0.005
     model.close()
+
+
+async def log_probabilities(model, tokens):
+    """Of every next token, (tokens, vocab) float64; the tokens are fed as they are, 64 a step."""
+    parts = [
+        await model.step(tokens[begin : begin + 64], begin, rows="all") for begin in range(0, len(tokens), 64)
+    ]
+    logits = np.concatenate(parts).astype(np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+@pytest.mark.model
+async def test_what_rounded_activations_change_on_real_text(device, real_path, real_model, smollm2):
+    """Seen over 768 tokens: 1.6 % other choices, a KL divergence of 0.0018."""
+    tokens = np.array(smollm2["nll"][0]["tokens"][:768])
+    model = LoadedModel(device, real_path, context_tokens=1024, logit_rows=64, activations="int8")
+    exact, rounded = [await log_probabilities(each, tokens) for each in (real_model, model)]
+    model.close()
+    assert (exact.argmax(axis=1) == rounded.argmax(axis=1)).mean() >= 0.975
+    assert (np.exp(exact) * (exact - rounded)).sum(axis=1).mean() < 0.003
+    assert not np.array_equal(exact, rounded)

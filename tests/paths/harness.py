@@ -43,7 +43,7 @@ from mzd.rpc.server import RpcServer
 from tests.paths.faults import PoisonedPages, poisoned
 from tests.paths.invariants import check_books
 
-CONFIG = Config(codec="none", huge_pages=False, pressure=PressureConfig(enabled=False))
+CONFIG = Config(codec="none", activations="f32", huge_pages=False, pressure=PressureConfig(enabled=False))
 """Exact, and with pages that come and go one by one."""
 
 RESERVATION_BYTES = 32 << 20
