@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import warnings
 
 import numpy as np
 import pyopencl as cl
@@ -120,7 +121,9 @@ def address_program(context: cl.Context, source: str) -> cl.Program:
     """
     try:
         program = cl.Program(context, source)
-        program.build()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", cl.CompilerWarning)  # some compilers speak of every build
+            program.build()
         return program
     except cl.Error as error:
         raise _unreliable(f"cannot be asked for ({error})") from error

@@ -11,7 +11,15 @@ import pytest
 from mzd.device.opencl import OpenClDevice
 from tests.device.coherent import CoherentDevice
 
-ENGINE_TESTS = ("engine", "architectures", "mixed_types", "planted_errors", "self_test", "replay")
+ENGINE_TESTS = (
+    "engine",
+    "architectures",
+    "mixed_types",
+    "planted_errors",
+    "self_test",
+    "replay",
+    "rope_positions",
+)
 """Words in the names of modules that use a device as the daemon does."""
 
 WAY = {

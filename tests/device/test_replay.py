@@ -23,6 +23,7 @@ from mzd.device.replay import Replay
 from mzd.errors import MzdError
 from tests.reference.golden import FIXTURES
 from tests.reference.loaded_model import LoadedModel
+from tests.reference.model import pack_units
 
 QUEUE = 7
 NUM_KERNELS = 4
@@ -237,10 +238,8 @@ class Model(LoadedModel):
 
     def __init__(self, device):
         super().__init__(device, FIXTURES / "llama2l-F32.gguf", ubatch_tokens=16)
-        size_bytes = self.index.head.size_bytes
-        floats = (ctypes.c_float * (size_bytes // 4)).from_address(self.head_address)
-        other = np.ctypeslib.as_array(floats) * np.float32(1.5)
-        self.head_addresses = [self.head_address, self._put(other.view(np.uint8))]
+        head = pack_units(self.file)[2]
+        self.head_addresses = [self.head_address, self._put((head.view(np.float32) * 1.5).view(np.uint8))]
 
     def bind_units(self, order, num_chunks, head):
         """Bind the layers with each other's weights and chunks, in that order, and one of the heads."""
