@@ -22,6 +22,12 @@
 #define UNROLL_TOKENS _Pragma("unroll 4")
 #endif
 
+#if VECTOR_BYTES == 16 && defined(__ARM_FEATURE_DOTPROD)
+#define DOTS_OF_BYTES 1  // a lane's four bytes by four bytes in one instruction
+#else
+#define DOTS_OF_BYTES 0
+#endif
+
 typedef char bytes64 __attribute__((__vector_size__(64)));
 typedef char bytes32 __attribute__((__vector_size__(32)));
 typedef short shorts32 __attribute__((__vector_size__(64)));
@@ -36,7 +42,7 @@ typedef short shorts16 __attribute__((__vector_size__(32)));
 // One step of weights, split so that `add_products` needs only multiplications.
 //   Q4_0, Q4_1: first = bytes of the low nibbles, second = of the high ones
 //   K types:    first = columns 0 to 3 as bytes, second = columns 4 to 7
-//   Q8_0:       first = bytes 0 and 2 as shorts, second = bytes 1 and 3
+//   Q8_0:       first = bytes 0 and 2 as shorts, second = bytes 1 and 3; with DOTS_OF_BYTES first = the bytes
 typedef struct {
     uint16 first;
     uint16 second;
@@ -52,6 +58,9 @@ static inline StepWeights split_step(WeightPair pair, int block, int step) {
 #if STEP_WEIGHTS == 8
     w.first = words & 0x0f0f0f0fu;
     w.second = words >> 4 & 0x0f0f0f0fu;
+#elif DOTS_OF_BYTES
+    w.first = words;
+    w.second = 0;
 #else
     const shorts32 shorts = __builtin_astype(words, shorts32);
     w.first = __builtin_astype((shorts << 8) >> 8, uint16);
@@ -70,6 +79,10 @@ static inline StepWeights split_step(WeightPair pair, int block, int step) {
 #define X_BYTES 1  // chars in order; x_second lies four words behind x_first
 #define X_FIRST(step) (step)
 #define X_SECOND(step) ((step) + 4)
+#elif DOTS_OF_BYTES
+#define X_BYTES 1  // chars in order
+#define X_FIRST(step) (step)
+#define X_SECOND(step) (step)
 #else
 #define X_BYTES 2  // shorts in the order 0 2 1 3
 #define X_FIRST(step) (2 * (step))
@@ -84,8 +97,27 @@ static inline StepWeights split_step(WeightPair pair, int block, int step) {
 
 typedef int16 BlockSums;
 
+#if DOTS_OF_BYTES
+// By name, because compilers call the builtin differently. Weights are signed, or below 64.
+static inline uint4 dots_of_bytes(uint4 sums, uint4 w, uint4 x) {
+    __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(sums) : "w"(w), "w"(x));
+    return sums;
+}
+
+static inline BlockSums add_dots(BlockSums sums, uint16 w, int x) {
+    const uint16 before = as_uint16(sums);
+    const uint4 x4 = (uint4)(as_uint(x));
+    const uint4 s0 = dots_of_bytes(before.s0123, w.s0123, x4), s1 = dots_of_bytes(before.s4567, w.s4567, x4);
+    const uint4 s2 = dots_of_bytes(before.s89ab, w.s89ab, x4), s3 = dots_of_bytes(before.scdef, w.scdef, x4);
+    return as_int16((uint16)(s0, s1, s2, s3));
+}
+#endif
+
 static inline BlockSums add_products(BlockSums sums, StepWeights w, int x_first, int x_second) {
-#if STEP_WEIGHTS == 8
+#if DOTS_OF_BYTES
+    sums = add_dots(sums, w.first, x_first);
+    return STEP_WEIGHTS == 8 ? add_dots(sums, w.second, x_second) : sums;
+#elif STEP_WEIGHTS == 8
     UNROLL for (int j = 0; j < 4; j++)
         sums += CHAR_PRODUCTS(w.first, x_first, j) + CHAR_PRODUCTS(w.second, x_second, j);
     return sums;
