@@ -55,6 +55,9 @@ a few of them to the other side than NumPy does."""
 STEP_TOKENS = (11, 8, 1)
 """Each path of the kernels that depend on it; the first is more than a tile, and a multiple of none."""
 
+MANY_TOKENS = 37
+"""Beside those, of attention on a GPU, whose blocks are others then."""
+
 FEW_TOKENS, TILED_TOKENS, TILED_ROWS = 3, 70, 200
 """Beside those, of products on a GPU: fewer tokens than half a block; a tile and some more of any size."""
 
@@ -228,9 +231,10 @@ def _test_attention(
     q, k, v = vectors.apply(*qkv)
     q, k = rotate(q, rope), rotate(k, rope)
     layer = _LayerUnderTest(memory, shape, rope, vectors)
-    end = CONTEXT_TOKENS - sum(STEP_TOKENS)
+    steps = _attention_steps(memory.device)
+    end = CONTEXT_TOKENS - sum(steps)
     layer.write([x[:end] for x in qkv], position=0)
-    for num_tokens in STEP_TOKENS:
+    for num_tokens in steps:
         begin, end = end, end + num_tokens
         plan = layer.write([x[begin:end] for x in qkv], position=begin)
         rotated_q, result = layer.attend(plan)
@@ -240,6 +244,10 @@ def _test_attention(
         _compare("rope_kv, V", stored_v, v[:end], HALF_TOLERANCE)
         expected = attend(shape, rotated_q, stored_k, stored_v)
         _compare(f"attention, {num_tokens} tokens", result, expected)
+
+
+def _attention_steps(device: OpenClDevice) -> tuple[int, ...]:
+    return STEP_TOKENS if device.kernel_class == "cpu" else (MANY_TOKENS, *STEP_TOKENS)
 
 
 class _TestVectors:
@@ -277,12 +285,13 @@ class _LayerUnderTest:
     ) -> None:
         self._memory, self._shape = memory, shape
         self._target = AttentionTarget.of(memory.device)
+        self._tokens_max = max(_attention_steps(memory.device))
         row = shape.num_kv_heads * shape.head_dim * CHUNK_TOKENS
         last, _unused, first = (memory.zeros((2, row), np.float16) for _ in range(3))
         self._chunks = [first, last]
         heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
         self._qkv = [memory.zeros((CONTEXT_TOKENS, n, shape.head_dim)) for n in heads]
-        self._out = memory.zeros((max(STEP_TOKENS), shape.num_heads, shape.head_dim))
+        self._out = memory.zeros((self._tokens_max, shape.num_heads, shape.head_dim))
         self._step = memory.zeros((5,), np.int32)
         self._angles = None if rope is None else RopeAngles(rope)
         self._angle_values = memory.zeros((CONTEXT_TOKENS, 2, rope.dimensions // 2 if rope else 1))
@@ -311,7 +320,7 @@ class _LayerUnderTest:
 
     def _partials(self) -> TrialArray:
         size_bytes = partials_bytes(
-            self._shape, self._target, tokens_max=max(STEP_TOKENS), context_tokens_max=CONTEXT_TOKENS
+            self._shape, self._target, tokens_max=self._tokens_max, context_tokens_max=CONTEXT_TOKENS
         )
         return self._memory.zeros((max(1, size_bytes // 4),))
 
