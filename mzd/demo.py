@@ -220,11 +220,17 @@ def _show(figures: dict[str, Any]) -> None:
     console = Console()
     console.print(table)
     console.print(f"given back: {_mb(figures['evicted_bytes'])}")
-    console.print(
-        f"same tokens: {figures['tokens_equal']}, share before the first difference "
-        f"{figures['tokens_agreement']:.2f} (codec {figures['codec']})"
-    )
+    console.print(_agreement_said(figures))
     console.print(f"answer: {figures['answer_evicted']!r}", markup=False)
+
+
+def _agreement_said(figures: dict[str, Any]) -> str:
+    if figures["tokens_equal"]:
+        return "same tokens: all of the answer"
+    return (
+        f"same tokens: the first {figures['tokens_agreement']:.0%} of the answer; KV in the codec "
+        f"{figures['codec']} is not exact (`mzd serve --codec none` is)"
+    )
 
 
 def _seconds(value: float) -> str:
