@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import trio
 from numpy.typing import NDArray
 
 from mzd.errors import MzdError
@@ -44,6 +46,12 @@ class Conversation:
     def computed_ids(self) -> NDArray[np.uint32]:
         """(computed,) uint32: the ids whose KV stands."""
         return np.asarray(self.tokens[: self.computed], dtype=np.uint32)
+
+
+def since_wall_time(written_s: float) -> float:
+    """A time of the wall clock as one of trio's, whose zero is anywhere; what lies ahead is now."""
+    age_s = max(0.0, time.time() - written_s)
+    return trio.current_time() - age_s
 
 
 class Conversations:

@@ -14,7 +14,7 @@ import trio
 from mzd.actors.allocator import AllocatorSettings
 from mzd.daemon.assembly import Opened, activations_of, open_everything
 from mzd.daemon.config import Config
-from mzd.daemon.conversations import Conversation, Conversations
+from mzd.daemon.conversations import Conversation, Conversations, since_wall_time
 from mzd.daemon.notify import ServiceManager, handed_over_sockets
 from mzd.daemon.pressure import monitor_factory
 from mzd.daemon.profiling import load_or_measure, subject_of
@@ -135,6 +135,7 @@ def _revived(archive: ContextArchive, units: UnitTable, limit: int) -> Conversat
     """Conversations of earlier runs: known by name, their KV on flash until somebody asks."""
     conversations = Conversations(limit, check_name=archive.check_usable)
     for found in archive.revive(len(units.weights)):
+        found.cache.last_used_s = since_wall_time(found.written_s)
         if len(found.cache.tokens):
             units.caches[found.name] = found.cache
         # The last token of a log was sampled and never computed; everything before it was.
@@ -144,6 +145,7 @@ def _revived(archive: ContextArchive, units: UnitTable, limit: int) -> Conversat
                 found.tokens.tolist(),
                 computed=len(found.cache.tokens),
                 once_computed=max(len(found.cache.tokens), len(found.tokens) - 1),
+                last_used_s=found.cache.last_used_s,
             )
         )
     return conversations

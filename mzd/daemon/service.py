@@ -70,6 +70,7 @@ class Service:
         async with self.turnstile.turn():
             timings.started_s = trio.current_time()
             conversation = self.conversations.open(params.context)
+            conversation.last_used_s = timings.started_s
             try:
                 prompt = self._prompt_ids(params, conversation)
                 self._check_fits(prompt)

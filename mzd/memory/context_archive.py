@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mzd.errors import MzdError
 from mzd.formats.prefix_hash import extend_prefix_hash, prefix_hashes
 from mzd.formats.swap_record import StoredRecord
-from mzd.memory.context_directory import ContextDirectory
+from mzd.memory.context_directory import TOKEN_LOG, ContextDirectory
 from mzd.memory.context_listing import FoundContext, list_contexts
 from mzd.memory.storage_swap import StorageSwap
 from mzd.memory.swap_file import StoredChunk
@@ -27,11 +27,18 @@ from mzd.policy.units import CHUNK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class RevivedContext:
-    """A context of an earlier run. `tokens` are all its ids; `cache` holds those whose KV is on flash."""
+    """A context of an earlier run.
+
+    Attributes:
+        tokens: (n,) uint32: all its ids.
+        cache: of those whose KV is on flash.
+        written_s: when its last tokens were logged, by the wall clock.
+    """
 
     name: str
     tokens: NDArray[np.uint32]
     cache: KvCache
+    written_s: float
 
 
 log = logging.getLogger(__name__)
@@ -82,7 +89,9 @@ class ContextArchive:
                 self.unusable[found.name] = refusal
             elif len(found.tokens):
                 cache = self._revive_cache(found, stored, num_layers)
-                revived.append(RevivedContext(found.name, found.tokens, cache))
+                # The token log, not the swap: an eviction writes that, long after the last use.
+                written_s = self._contexts.modified_s(found.name, TOKEN_LOG)
+                revived.append(RevivedContext(found.name, found.tokens, cache, written_s))
             else:
                 self._storage.drop_context(found.name)  # a request that was refused has left its directory
         return revived

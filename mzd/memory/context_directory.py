@@ -130,6 +130,16 @@ class ContextDirectory:
         with open(file.fd, "rb", closefd=False) as reader:
             return reader.read(size_bytes)
 
+    def modified_s(self, context: str, filename: str) -> float:
+        """When a context's file was written last, by the wall clock.
+
+        Raises:
+            FileNotFoundError: it is missing.
+            MzdError: `internal`; not a plain file of ours.
+        """
+        file = self.open_file(context, filename, create=False)
+        return os.fstat(file.fd).st_mtime
+
     def replace_file(self, context: str, filename: str, content: bytes) -> OpenFile:
         """Put `content` in place of a file, so that a crash leaves the old one or the new one, and open it.
 

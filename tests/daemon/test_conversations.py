@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mzd.daemon.conversations import Conversation, Conversations
+from mzd.daemon.conversations import Conversation, Conversations, since_wall_time
 from mzd.errors import MzdError
 
 IDS = st.lists(st.integers(0, 3), max_size=12)
@@ -93,3 +95,9 @@ def test_the_last_used():
     assert conversations.last_used().name == "b"
     conversations.forget("b")
     assert conversations.last_used().name == "c"
+
+
+async def test_a_time_of_the_wall_clock_becomes_an_age(monkeypatch, mock_clock):
+    monkeypatch.setattr(time, "time", lambda: 5000.0)
+    assert since_wall_time(4900.0) == mock_clock.current_time() - 100.0
+    assert since_wall_time(9000.0) == mock_clock.current_time()  # the clock was set back: used just now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 
 import numpy as np
 import pytest
@@ -251,3 +252,10 @@ async def test_chunks_without_tokens_are_kept_and_say_corrupt_chunk(disk):
     with pytest.raises(MzdError) as raised:
         archive.check_usable("c")
     assert raised.value.code == "corrupt_chunk"
+
+
+async def test_the_time_of_the_last_tokens_is_found(disk, tmp_path):
+    await disk.start().keep_tokens("c", [1, 2, 3])
+    (log,) = tmp_path.rglob("tokens")
+    os.utime(log, (1000.0, 1000.0))
+    assert the_one(disk.start().revive(LAYERS)).written_s == 1000.0
