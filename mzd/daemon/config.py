@@ -146,7 +146,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise MzdError("not_found", f"the configuration {path} cannot be read: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise MzdError("invalid_params", f"the configuration {path} is no TOML: {error}") from error
 
 
@@ -170,7 +170,7 @@ def _value(kind: Any, value: Any, key: str) -> Any:
     if kind is float and type(value) in (int, float):
         return float(value)
     if type(value) is not kind:
-        raise _wrong(key, kind.__name__)
+        raise _wrong(key, " or ".join(CHOICES.get(key, (kind.__name__,))))
     return value
 
 
@@ -178,7 +178,16 @@ def _wrong(key: str, wanted: str) -> MzdError:
     return MzdError("invalid_params", f"the configuration key {key} must be {wanted}", key=key)
 
 
+def _check_text(config: Config) -> None:
+    """Names and paths end at a NUL byte wherever the system takes them."""
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if isinstance(value, str) and "\0" in value:
+            raise _wrong(f.name, "text without NUL bytes")
+
+
 def _check(config: Config) -> None:
+    _check_text(config)
     for key, choices in CHOICES.items():
         if getattr(config, key) not in choices:
             raise _wrong(key, " or ".join(choices))

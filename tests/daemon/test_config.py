@@ -129,12 +129,29 @@ def test_a_changed_default_is_said_where_it_is_changed(name):
         ("[pressure]\npoll_s = 0", "pressure.poll_s"),
         ("[pressure]\npoll_s = nan", "pressure.poll_s"),
         ("[swap]\nquota_bytes = -1", "swap.quota_bytes"),
+        ('model = "a\\u0000b"', "model"),
+        ('socket = "\\u0000"', "socket"),
+        ('socket_group = "\\u0000"', "socket_group"),
+        ('state = "/tmp/\\u0000"', "state"),
+        ('device = "\\u0000"', "device"),
     ],
 )
 def test_a_wrong_key_is_named(tmp_path, text, key):
     error = refusal(tmp_path, text)
     assert error.data["key"] == key
     assert key in error.message
+
+
+def test_a_wrong_type_is_told_the_choices(tmp_path):
+    assert "auto or cpu or gpu" in refusal(tmp_path, "kernels = 3").message
+
+
+def test_a_file_that_is_no_utf8(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_bytes(b'model = "\xff\xfe"')
+    with pytest.raises(MzdError, match=r"is no TOML") as caught:
+        load_config(path, {})
+    assert caught.value.code == "invalid_params"
 
 
 def test_what_is_no_toml_and_what_is_not_there(tmp_path):
