@@ -286,16 +286,38 @@ def _model_needs(config: Config, models: Path) -> ModelNeeds | None:
 
 
 def check_model(config: Config, models: Path, needs: ModelNeeds | None) -> Check:
-    """The configured model is installed, and its weight store opens."""
-    installed = ", ".join(model.name for model in ModelLibrary(models).models()) or "none"
+    """The configured model is installed, its weight store opens, and every weight has its checksum."""
+    library = ModelLibrary(models)
+    installed = ", ".join(model.name for model in library.models()) or "none"
     detail = f"{config.model} is not ready in {models}; installed: {installed}"
+    damage = None
     if needs is not None:
         weights, kv = _mb(needs.weights_bytes), _mb(needs.kv_bytes)
-        detail = f"{config.model}: {weights} of weights, {kv} of KV in one full context"
-    known = config.model in KNOWN_MODELS
-    return Check(
-        "model", needs is not None, detail, f"mzd pull {config.model}" if known else "mzd import FILE.gguf"
-    )
+        damage = _damage(library, config.model)
+        detail = damage or f"{config.model}: {weights} of weights, {kv} of KV in one full context"
+    ok = needs is not None and damage is None
+    return Check("model", ok, detail, _model_advice(library, config.model))
+
+
+def _model_advice(library: ModelLibrary, name: str) -> str:
+    """The command that gets or mends the model."""
+    if name in KNOWN_MODELS:
+        return f"mzd pull {name}"
+    try:
+        kind, _, place = library.find(name).origin.source.partition(":")
+    except MzdError:
+        return "mzd import FILE.gguf"
+    return f"mzd import {place} --name {name}" if kind == "file" else f"mzd pull {kind}:{place}"
+
+
+def _damage(library: ModelLibrary, name: str) -> str | None:
+    """What is wrong with the weights of an installed model."""
+    try:
+        with WeightStore.open(library.find(name).store_path) as store:
+            store.check_contents()
+    except MzdError as error:
+        return error.message
+    return None
 
 
 def check_socket(path: Path) -> Check:

