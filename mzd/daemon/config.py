@@ -108,6 +108,16 @@ class Config:
         return Path(home) / "mzd"
 
     @property
+    def narrowing(self) -> dict[str, str]:
+        """The keys that leave fewer devices, or fewer ways to use them, with their values."""
+        narrowing = {
+            "device": (self.device, ""),
+            "memory": (self.memory, AUTO),
+            "kernels": (self.kernels, AUTO),
+        }
+        return {key: value for key, (value, default) in narrowing.items() if value != default}
+
+    @property
     def socket_path(self) -> Path:
         """`--socket`, else the path that clients look at first."""
         from mzd.rpc.client import default_socket_path

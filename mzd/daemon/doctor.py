@@ -44,11 +44,13 @@ class ModelNeeds:
     Attributes:
         weights_bytes: all layers and the head unit, resident.
         kv_bytes: FP16 KV of one context at its full length.
+        context_length: what it was made for, in tokens.
         quantised: whether matrices of its layers are.
     """
 
     weights_bytes: int
     kv_bytes: int
+    context_length: int
     quantised: bool = False
 
 
@@ -94,7 +96,7 @@ def diagnose(
     hints: list[str] = []
     try:
         report = probe(config)
-        checks += opencl_checks(report, refused)
+        checks += opencl_checks(report, refused, config)
         devices = report.devices
         hints = speed_hints(config, report, root=root, quantised=needs is not None and needs.quantised)
     except ProbeFailedError as error:
@@ -115,6 +117,7 @@ def _machine_checks(config: Config, needs: ModelNeeds | None, root: Path) -> lis
         check_free_space("models directory space", models, _models_bytes(config, needs)),
         check_memory_lock(config, needs),
         check_model(config, models, needs),
+        check_context(config, needs),
         check_socket(config.socket_path),
     ]
 
@@ -282,7 +285,22 @@ def _model_needs(config: Config, models: Path) -> ModelNeeds | None:
     weights_bytes = sum(extent.size_bytes for extent in (*index.layers, index.head))
     tokens = config.context or index.config.context_length
     quantised = any(tensor.type.block_weights > 1 for tensor in index.layers[0].tensors)
-    return ModelNeeds(weights_bytes, tokens * index.config.kv_bytes_per_token, quantised)
+    kv_bytes = tokens * index.config.kv_bytes_per_token
+    return ModelNeeds(weights_bytes, kv_bytes, index.config.context_length, quantised)
+
+
+def check_context(config: Config, needs: ModelNeeds | None) -> Check:
+    """The model can have contexts as long as configured."""
+    if needs is None:
+        return Check("context", True, "how long it can be is known once the model is installed", "")
+    most = needs.context_length
+    wanted = f"{config.context} tokens" if config.context else "the model's own length"
+    return Check(
+        "context",
+        config.context <= most,
+        f"{wanted}; {config.model} was made for {most}",
+        f"set context to {most} or less, or to 0, which is the model's own length",
+    )
 
 
 def check_model(config: Config, models: Path, needs: ModelNeeds | None) -> Check:

@@ -16,6 +16,9 @@ from mzd.daemon.refused_devices import Refusal
 GPU_NODES: Final = ("dev/dri/renderD128", "dev/mali0", "dev/kgsl-3d0", "dev/nvidia0")
 """Where drivers show a GPU, whether or not it has an OpenCL library."""
 
+HIDING_VARIABLES: Final = ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "POCL_DEVICES")
+"""By these an environment says which drivers and devices there are."""
+
 INSTALL: Final = "install a driver; for the CPU: apt install pocl-opencl-icd"
 
 
@@ -39,8 +42,14 @@ def broken_driver(error: Exception) -> Check:
     )
 
 
-def opencl_checks(report: OpenClReport, refusals: tuple[Refusal, ...]) -> list[Check]:
+def opencl_checks(
+    report: OpenClReport,
+    refusals: tuple[Refusal, ...],
+    config: Config,
+    environment: Mapping[str, str] = os.environ,
+) -> list[Check]:
     """The loader, the drivers it finds, the device that the daemon would take, what it refused last."""
+    drivers_advice = _drivers_advice(environment)
     return [
         Check(
             "OpenCL loader",
@@ -48,8 +57,13 @@ def opencl_checks(report: OpenClReport, refusals: tuple[Refusal, ...]) -> list[C
             report.loader or report.problem,
             "pip install pyopencl, which brings a loader, or apt install ocl-icd-libopencl1",
         ),
-        Check("OpenCL drivers", bool(report.devices), _device_list(report), INSTALL),
-        Check("OpenCL device", bool(report.chosen), _chosen(report), INSTALL),
+        Check("OpenCL drivers", bool(report.devices), _device_list(report), drivers_advice),
+        Check(
+            "OpenCL device",
+            bool(report.chosen),
+            _chosen(report),
+            _configuration_advice(report, config) or drivers_advice,
+        ),
         Check(
             "self-test",
             not refusals,
@@ -57,6 +71,21 @@ def opencl_checks(report: OpenClReport, refusals: tuple[Refusal, ...]) -> list[C
             "another driver, or a newer one, may compute right; the next start tries again",
         ),
     ]
+
+
+def _drivers_advice(environment: Mapping[str, str]) -> str:
+    """A variable that hides drivers comes before a driver that is missing."""
+    hiding = [f"{name}={environment[name]}" for name in HIDING_VARIABLES if name in environment]
+    return f"the environment has {', '.join(hiding)}: unset it; or {INSTALL}" if hiding else INSTALL
+
+
+def _configuration_advice(report: OpenClReport, config: Config) -> str:
+    """Which keys to change where the configuration leaves out all that there is; empty if it does not."""
+    if not report.devices or not config.narrowing:
+        return ""
+    keys = ", ".join(f'{key} = "{value}"' for key, value in config.narrowing.items())
+    names = ", ".join(device.name for device in report.devices)
+    return f"change or leave out {keys} in the configuration; there are the devices: {names}"
 
 
 def _device_list(report: OpenClReport) -> str:
@@ -86,7 +115,7 @@ def describe_device(device: DeviceReport) -> Iterator[str]:
     yield ", ".join(f"{what}: {'yes' if has else 'no'}" for what, has in device.extensions.items())
     if device.memory:
         yield f"would use memory {device.memory}: {device.memory_reason}"
-        yield f"would use {device.kernels} kernels: it is {'a' if device.is_cpu else 'no'} CPU"
+        yield f"would use {device.kernels} kernels: {device.kernels_reason}"
         yield f"pointer lists: {device.pointer_lists}"
         yield f"direct reads into units: {device.direct_reads or 'yes'}"
     else:

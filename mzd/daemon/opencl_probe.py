@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mzd.device.selection import Candidate
 
 PROBE_COMMAND = (sys.executable, "-m", "mzd.daemon.opencl_probe")
+AS_CONFIGURED = "the configuration says so"
 PROBE_TIMEOUT_S = 60.0
 """A first start of a driver compiles and loads much; one that takes longer hangs."""
 
@@ -42,6 +43,7 @@ class DeviceReport:
         memory: the first kind that the configuration allows and that can be opened; empty if none.
         memory_reason: why that one; or why none.
         kernels: the class of kernels.
+        kernels_reason: why that one.
         pointer_lists: see `mzd.device.pointer_lists`; one sentence.
         direct_reads: why files cannot be read past the page cache right into its memory; empty if they can.
         failures: what could not be opened before it, and why.
@@ -59,6 +61,7 @@ class DeviceReport:
     memory: str
     memory_reason: str
     kernels: str
+    kernels_reason: str
     pointer_lists: str
     direct_reads: str
     failures: tuple[str, ...]
@@ -169,11 +172,11 @@ def _devices(config: Config) -> tuple[tuple[DeviceReport, ...], str]:
         ways, problem = ways_to_compute(config), ""
     except MzdError as error:
         ways, problem = [], error.message
-    reports = tuple(_describe(device, [way for way in ways if way.device == device]) for device in devices)
-    return reports, problem
+    ways_of = {device: [way for way in ways if way.device == device] for device in devices}
+    return tuple(_describe(device, ways_of[device], config) for device in devices), problem
 
 
-def _describe(device: pyopencl.Device, ways: Sequence[Candidate]) -> DeviceReport:
+def _describe(device: pyopencl.Device, ways: Sequence[Candidate], config: Config) -> DeviceReport:
     import pyopencl as cl
 
     from mzd.device.extensions import useful_extensions
@@ -191,36 +194,40 @@ def _describe(device: pyopencl.Device, ways: Sequence[Candidate]) -> DeviceRepor
         local_memory_bytes=device.local_mem_size,
         allocation_bytes_max=device.max_mem_alloc_size,
         memory_bytes=device.global_mem_size,
-        **_use(ways),
+        **_use(ways, config),
     )
 
 
-def _use(ways: Sequence[Candidate]) -> dict[str, Any]:
+def _use(ways: Sequence[Candidate], config: Config) -> dict[str, Any]:
     """What the first way that can be opened says of itself, and what failed before it."""
     import pyopencl as cl
 
     failures: list[str] = []
     for way in ways:
         try:
-            return _opened(way) | {"failures": tuple(failures)}
+            return _opened(way, config) | {"failures": tuple(failures)}
         except (MzdError, cl.Error) as error:
             failures.append(f"memory {way.memory_kind}: {str(error).splitlines()[0]}")
     reason = "it cannot be opened" if failures else "the configuration leaves it out"
-    unused = dict.fromkeys(("memory", "kernels", "pointer_lists", "direct_reads"), "")
+    unused = dict.fromkeys(("memory", "kernels", "kernels_reason", "pointer_lists", "direct_reads"), "")
     return unused | {"memory_reason": reason, "failures": tuple(failures)}
 
 
-def _opened(way: Candidate) -> dict[str, Any]:
+def _opened(way: Candidate, config: Config) -> dict[str, Any]:
     from mzd.device.direct_reads import direct_read_refusal
     from mzd.device.opencl import OpenClDevice
-    from mzd.device.selection import memory_reason
+    from mzd.device.selection import default_kernel_class, memory_reason
 
+    a_cpu = "a" if default_kernel_class(way.device) == "cpu" else "no"
+    own = {"memory": memory_reason(way.device, way.memory_kind), "kernels": f"it is {a_cpu} CPU"}
+    reasons = own | dict.fromkeys(config.narrowing, AS_CONFIGURED)
     device = OpenClDevice(way, cache_dir=None)
     try:
         return {
             "memory": way.memory_kind,
-            "memory_reason": memory_reason(way.device, way.memory_kind),
+            "memory_reason": reasons["memory"],
             "kernels": way.kernel_class,
+            "kernels_reason": reasons["kernels"],
             "pointer_lists": device.pointer_lists.reason,
             "direct_reads": direct_read_refusal(device),
         }

@@ -60,9 +60,13 @@ def candidates(
     devices = all_devices()
     wanted = [device for device in devices if name is None or name.lower() in device.name.lower()]
     names = [device.name.strip() for device in devices]
+    if not devices:
+        raise MzdError("device_lost", f"no OpenCL device was found: {INSTALL_HINT}", devices=names)
     if not wanted:
-        what = "no OpenCL device was found" if name is None else f"no OpenCL device is called {name!r}"
-        raise MzdError("device_lost", f"{what}: {INSTALL_HINT}", devices=names)
+        there_are = ", ".join(names)
+        raise MzdError(
+            "device_lost", f"no OpenCL device is called {name!r}; there are: {there_are}", devices=names
+        )
     found = [
         Candidate(device, kind, kernel_class or default_kernel_class(device))
         for device in wanted

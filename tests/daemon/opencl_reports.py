@@ -16,6 +16,7 @@ CPU = DeviceReport(
     memory="fine_svm",
     memory_reason="shared with the host without a map",
     kernels="cpu",
+    kernels_reason="it is a CPU",
     pointer_lists="short",
     direct_reads="",
     failures=(),

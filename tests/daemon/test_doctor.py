@@ -16,7 +16,7 @@ import pytest
 from mzd.daemon import doctor
 from mzd.daemon.config import Config
 from mzd.daemon.doctor import ModelNeeds, diagnose
-from mzd.daemon.opencl_probe import OpenClReport, ProbeFailedError, look, probe_opencl
+from mzd.daemon.opencl_probe import AS_CONFIGURED, OpenClReport, ProbeFailedError, look, probe_opencl
 from mzd.daemon.refused_devices import keep_refusals
 from mzd.model.library import ModelLibrary
 from mzd.policy.units import CHUNK_TOKENS
@@ -26,7 +26,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 PSI = """some avg10=1.50 avg60=0.00 avg300=0.00 total=612418
 full avg10=0.25 avg60=0.00 avg300=0.00 total=26505
 """
-NEEDS = ModelNeeds(weights_bytes=100_000_000, kv_bytes=50_000_000)
+NEEDS = ModelNeeds(weights_bytes=100_000_000, kv_bytes=50_000_000, context_length=4096)
 
 
 def report(_config):
@@ -277,12 +277,16 @@ def test_this_machine_has_a_device():
 def test_the_configuration_narrows_what_is_tried():
     found = probe_opencl(Config(memory="buffers", kernels="gpu"))
     assert {(device.memory, device.kernels) for device in found.devices} == {("buffers", "gpu")}
+    assert {(device.memory_reason, device.kernels_reason) for device in found.devices} == {
+        (AS_CONFIGURED, AS_CONFIGURED)
+    }
 
 
 def test_a_configuration_that_leaves_nothing_is_told_of():
     found = probe_opencl(Config(device="nothing is called so"))
     assert found.chosen == ""
     assert "change or leave out" in found.problem
+    assert "install" not in found.problem
     assert all(device.memory_reason == "the configuration leaves it out" for device in found.devices)
 
 
@@ -301,3 +305,11 @@ def test_what_the_last_start_refused_is_shown(tmp_path, home):
     assert not check.ok
     assert "computes embed wrongly" in check.detail
     assert not found.healthy
+
+
+@pytest.mark.parametrize(("tokens", "ok"), [(0, True), (4096, True), (4097, False)])
+def test_a_context_longer_than_the_model_is_missed(tokens, ok):
+    check = doctor.check_context(Config(context=tokens), NEEDS)
+    assert check.ok == ok
+    assert "4096" in check.detail
+    assert "4096" in check.advice

@@ -6,6 +6,7 @@ import pytest
 
 from mzd.daemon.config import Config
 from mzd.daemon.doctor_opencl import describe_device, opencl_checks, speed_hints
+from mzd.daemon.opencl_probe import OpenClReport
 from tests.daemon.opencl_reports import CPU, GPU, REFUSAL, a_report
 
 
@@ -76,9 +77,29 @@ def test_a_device_is_described(tmp_path):
     assert "would use" not in unused
 
 
+def checks(report, refusals=(), config=None, environment=None):
+    return opencl_checks(report, refusals, config or Config(), environment or {})
+
+
 def test_checks_follow_the_report():
-    assert [check.ok for check in opencl_checks(a_report(), ())] == [True] * 4
-    assert [check.ok for check in opencl_checks(a_report(), (REFUSAL,))] == [True, True, True, False]
+    assert [check.ok for check in checks(a_report())] == [True] * 4
+    assert [check.ok for check in checks(a_report(), (REFUSAL,))] == [True, True, True, False]
     nothing = a_report(replace(CPU, memory=""), problem="none opens")
-    assert [check.ok for check in opencl_checks(nothing, ())] == [True, True, False, True]
-    assert opencl_checks(nothing, ())[2].detail == "none opens"
+    assert [check.ok for check in checks(nothing)] == [True, True, False, True]
+    assert checks(nothing)[2].detail == "none opens"
+
+
+def test_keys_that_leave_nothing_are_the_advice():
+    left_out = a_report(replace(CPU, memory=""), problem="no OpenCL device is called 'mali'")
+    advice = checks(left_out, config=Config(device="mali"))[2].advice
+    assert 'device = "mali"' in advice
+    assert "pthread-cpu" in advice
+    assert "install" not in advice
+    assert "install" in checks(left_out)[2].advice
+
+
+@pytest.mark.parametrize("name", ["POCL_DEVICES", "OCL_ICD_VENDORS", "OCL_ICD_FILENAMES"])
+def test_a_variable_that_hides_drivers_is_named(name):
+    nothing = OpenClReport("/lib/libOpenCL.so", (), "", "no OpenCL platform was found")
+    found = checks(nothing, config=Config(device="mali"), environment={name: "/none"})
+    assert all(f"{name}=/none: unset it" in check.advice for check in found[1:3])
