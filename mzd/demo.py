@@ -14,12 +14,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -37,6 +39,7 @@ FIRST_QUESTION = "What is this document? Answer in one sentence."
 SECOND_QUESTION = "What does it say about trademarks?"
 ANSWER_TOKENS = 48
 READY_TIMEOUT_S = 600.0
+SAY_EVERY_S = 10.0
 
 Messages = list[dict[str, str]]
 
@@ -92,7 +95,7 @@ def run_demo(serve_options: Sequence[str] = ()) -> dict[str, Any]:
         _say("pull and import")
         _mzd("pull", MODEL)
     with tempfile.TemporaryDirectory(prefix="mzd-demo-") as directory:
-        _say("serve (the first start compiles the kernels)")
+        _say("serve (the first start compiles the kernels, for about a minute)")
         with _serving(Path(directory), serve_options) as daemon:
             figures = _main_job(daemon)
     fallen = figures["resident_before_bytes"] - figures["resident_after_bytes"]
@@ -167,7 +170,7 @@ def _serving(directory: Path, options: Sequence[str]) -> Iterator[Daemon]:
             yield Daemon(process, client)
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.wait(timeout=60)
 
 
 def _state_directory(directory: Path) -> Path:
@@ -177,18 +180,33 @@ def _state_directory(directory: Path) -> Path:
     return state
 
 
-def _wait_ready(process: subprocess.Popen[str]) -> None:
-    assert process.stderr is not None
-    deadline_s = time.monotonic() + READY_TIMEOUT_S
+def _wait_ready(process: subprocess.Popen[str], *, say_every_s: float = SAY_EVERY_S) -> None:
+    """Pass on what the daemon logs until it is ready; where it is silent, say how long it has taken."""
+    lines: SimpleQueue[str | None] = SimpleQueue()
+    threading.Thread(target=_read_lines, args=(process.stderr, lines), daemon=True).start()
+    began_s = time.monotonic()
     said: list[str] = []
-    while time.monotonic() < deadline_s:
-        line = process.stderr.readline()
-        if line.strip() == "ready":
-            return
-        if not line and process.poll() is not None:
+    while (waited_s := time.monotonic() - began_s) < READY_TIMEOUT_S:
+        try:
+            line = lines.get(timeout=say_every_s)
+        except Empty:
+            _say(f"  not ready yet, after {waited_s + say_every_s:.0f} s")
+            continue
+        if line is None:
             break
-        said.append(line.strip())
+        if line == "ready":
+            return
+        said.append(line)
+        _say(f"  {line}")
     raise MzdError("internal", f"the daemon did not start: {' '.join(said[-3:])}")
+
+
+def _read_lines(stream: TextIO, lines: SimpleQueue[str | None]) -> None:
+    """All lines of a stream, then None. To its end: a daemon whose pipe is full would stop."""
+    with stream:
+        for line in stream:
+            lines.put(line.strip())
+    lines.put(None)
 
 
 def _mzd(*arguments: str) -> None:
