@@ -12,9 +12,22 @@ from typing import Any, Final, NoReturn
 import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
+from jinja2.filters import make_attrgetter
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
+from mzd.model.template_budget import (
+    Budget,
+    budget_for,
+    check_numbers,
+    filter_size,
+    method_size,
+    operator_size,
+    shallow_size,
+    spend_size,
+    text_size,
+)
 from mzd.model.template_places import SpreadTemplate
 
 LOOP_STEPS_MAX: Final = 1 << 20
@@ -23,10 +36,8 @@ LOOP_STEPS_MAX: Final = 1 << 20
 OUTPUT_CHARS_MAX: Final = 1 << 25
 """Twice the largest frame of the RPC."""
 
-NUMBER_MAX: Final = 1 << 10
-"""The largest exponent, indent, padding or batch: what the number alone can make large."""
-
 _SOURCE_NAME: Final = "chat_template"
+_NUMBERED: Final = frozenset({"batch", "center", "indent", "slice", "tojson", "wordwrap"})
 _BUDGET: Final = "loop budget"  # no template can name a variable with a space in it
 
 
@@ -35,10 +46,7 @@ class TemplateRefusal(jinja2.TemplateError):
 
 
 class SandboxedTemplate:
-    """One compiled template. It changes nothing, and its loops and its output end.
-
-    What one expression may hold is bounded only where a number alone would make it large: a file that
-    doubles a string in a loop can still use up memory.
+    """One compiled template. It changes nothing; its loops, its output and all that it makes on the way end.
 
     Raises:
         Exception: whatever Jinja finds wrong with the source; `failing_line` says where.
@@ -46,7 +54,8 @@ class SandboxedTemplate:
 
     def __init__(self, source: SpreadTemplate) -> None:
         environment = _Environment()
-        code = environment.compile_counted(source.text)
+        with budget_for({}):  # what is constant is computed here
+            code = environment.compile_counted(source.text)
         self._template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
 
     def render(self, variables: Mapping[str, Any], *, now: datetime) -> str:
@@ -56,12 +65,13 @@ class SandboxedTemplate:
             TemplateRefusal: the template called `raise_exception`.
             Exception: any other, Python's included, is the template's fault; `failing_line` says where.
         """
-        names = {**variables, "strftime_now": now.strftime, _BUDGET: _Budget(LOOP_STEPS_MAX)}
-        output = _Budget(OUTPUT_CHARS_MAX)
+        names = {**variables, "strftime_now": now.strftime, _BUDGET: Budget(LOOP_STEPS_MAX)}
+        output = Budget(OUTPUT_CHARS_MAX)
         parts = []
-        for part in self._template.generate(names):
-            output.spend(len(part), "characters of output")
-            parts.append(part)
+        with budget_for(variables):
+            for part in self._template.generate(names):
+                output.spend(len(part), "characters of output")
+                parts.append(part)
         return "".join(parts)
 
 
@@ -82,61 +92,115 @@ def failing_line(error: BaseException) -> int | None:
     return line
 
 
-class _Budget:
-    """A quantity that can only be used up."""
-
-    def __init__(self, amount: int) -> None:
-        self._amount = amount
-        self._left = amount
-
-    def spend(self, amount: int, what: str) -> None:
-        self._left -= amount
-        if self._left < 0:
-            raise SecurityError(f"more than {self._amount} {what}")
+def _concatenated(items: Iterable[Any]) -> str:
+    parts = list(items)
+    spend_size(text_size(parts))
+    return "".join(map(str, parts))
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    concat = staticmethod(_concatenated)  # of macros, calls and blocks that are set
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], finalize=_finalize
+        )
         self.globals["raise_exception"] = _raise_exception
-        self.filters["tojson"] = _tojson
+        own = {"tojson": _tojson, "concatenated": _concatenated, "sliced": _sliced, "sum": _sum}
+        for name, function in {**self.filters, **own}.items():
+            self.filters[name] = _measured(name, function)
         self.filters["counted"] = _counted
-        for name in ("batch", "center", "indent", "slice", "tojson", "wordwrap"):
-            self.filters[name] = _with_small_numbers(name, self.filters[name])
         del self.globals["lipsum"]  # as much random text as one asks for
 
     def compile_counted(self, source: str) -> CodeType:
-        """Compile with the input of every loop passed through `counted`."""
-        tree = self.parse(source, filename=_SOURCE_NAME)
-        for loop in tree.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+        """Compile with loops counted, and with what the sandbox does not see turned into filters."""
+        tree = _Rewriter().visit(self.parse(source, filename=_SOURCE_NAME))
         return self.compile(tree, filename=_SOURCE_NAME)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        too_large = right > NUMBER_MAX if operator == "**" else _product_size(left, right) > OUTPUT_CHARS_MAX
-        if too_large:
-            raise SecurityError(f"the result of {operator!r} is too large")
+        spend_size(operator_size(operator, left, right))
         return super().call_binop(context, operator, left, right)
 
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps `format`
+        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+        if isinstance(owner, str):
+            if name == "join":
+                args = tuple(map(_as_list, args))
+            spend_size(method_size(owner, name, (*args, *kwargs.values())))
+        elif isinstance(owner, list | dict):
+            spend_size(shallow_size(owner))
+        return super().call(__context, __obj, *args, **kwargs)
 
-def _product_size(left: Any, right: Any) -> int:
-    """Length of `left * right`; 0 for a product of numbers."""
-    for sequence, count in ((left, right), (right, left)):
-        if isinstance(sequence, str | list | tuple) and isinstance(count, int):
-            return len(sequence) * count
-    return 0
+
+class _Rewriter(NodeTransformer):
+    """Turns loops' inputs, `~` and slices into filters: Jinja compiles them to plain Python."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.iter = _filter("counted", node.iter)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _filter("concatenated", nodes.List(node.nodes, lineno=node.lineno))
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        bounds = (node.arg.start, node.arg.stop, node.arg.step)
+        return _filter("sliced", node.node, *(bound or nodes.Const(None) for bound in bounds))
 
 
-def _with_small_numbers(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _filter(name: str, value: Any, *arguments: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(value, name, list(arguments), [], None, None, lineno=value.lineno)
+
+
+def _measured(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter, with what it will make counted first."""
+    skipped = 1 if hasattr(function, "jinja_pass_arg") else 0  # the context, or the environment
+
     @functools.wraps(function)  # keeps Jinja's marks on the function
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(arg, int) and arg > NUMBER_MAX for arg in (*args, *kwargs.values())):
-            raise SecurityError(f"a number above {NUMBER_MAX} for the filter {name}")
-        return function(*args, **kwargs)
+        first, (value, *more) = args[:skipped], args[skipped:]
+        if name in _NUMBERED:
+            check_numbers(f"the filter {name}", (*more, *kwargs.values()))
+        if name == "join":
+            value = _as_list(value)
+        spend_size(filter_size(name, value, (*more, *kwargs.values())))
+        return function(*first, value, *more, **kwargs)
 
     return checked
+
+
+def _as_list(items: Any) -> Any:
+    """Generators as lists, to be measured; anything else as it is."""
+    return list(items) if isinstance(items, Iterator) else items
+
+
+def _finalize(value: Any) -> Any:
+    """What an expression puts out; counted where that makes a string of it."""
+    if not isinstance(value, str):
+        spend_size(text_size(value))
+    return value
+
+
+def _sliced(value: Any, start: Any, stop: Any, step: Any) -> Any:
+    return value[start:stop:step]
+
+
+@jinja2.pass_environment
+def _sum(
+    environment: jinja2.Environment, items: Iterable[Any], attribute: str | int | None = None, start: Any = 0
+) -> Any:
+    """Jinja's filter, of numbers only: lists would be copied over and over."""
+    if not isinstance(start, int | float):
+        raise SecurityError("a sum of what are no numbers")
+    if attribute is not None:
+        items = map(make_attrgetter(environment, attribute), items)
+    return sum(items, start)
 
 
 @jinja2.pass_context

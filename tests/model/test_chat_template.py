@@ -1,4 +1,5 @@
 import re
+import tracemalloc
 
 import pytest
 from hypothesis import assume, given
@@ -282,6 +283,70 @@ def test_a_template_cannot_run_or_grow_without_end(source):
     with pytest.raises(MzdError) as caught:
         template(source).render(user("Hi"))
     assert caught.value.code == "invalid_template"
+
+
+DOUBLED = "{% set ns = namespace(s='x' * 1000, l=[0] * 100, n=99) %}{% for a in range(26) %}STEP{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "{% set ns.s = ns.s ~ ns.s %}",
+        "{% set ns.s = ns.s + ns.s %}",
+        "{% set ns.s = ns.s * 2 %}",
+        "{% set ns.l = ns.l + ns.l %}",
+        "{% set ns.l = [ns.l, ns.l] %}{% set ns.s = ns.l | string %}",
+        "{% set ns.n = ns.n * ns.n %}",
+        "{% set ns.n = ns.n ** 9 %}",
+        "{% set ns.s = [ns.s, ns.s] | join %}",
+        "{% set ns.s = [ns.s, ns.s] | map('upper') | join(',') %}",
+        "{% set ns.s = ','.join([ns.s, ns.s]) %}",
+        "{% set ns.s = ns.s.replace('x', 'xx') %}",
+        "{% set ns.s = ns.s | replace('x', 'xx') %}",
+        "{% set ns.s = '{0}{0}'.format(ns.s) %}",
+        "{% set ns.s = '%s%s' % (ns.s, ns.s) %}",
+        "{% set ns.s = '%s%s' | format(ns.s, ns.s) %}",
+        "{% set ns.s = '{:>100000000}'.format(ns.s) %}",
+        "{% set ns.s = '%100000000s' % ns.s %}",
+        "{% set ns.s = ns.s.ljust(100000000) %}",
+        "{% set ns.s = ns.s.translate({120: ns.s}) %}",
+        "{% set ns.s = ns.s.replace('x', '\t').expandtabs(1000) %}",
+        "{% set ns.s = ('\n' * 4000) | indent(1000, true, true) %}",
+        "{% set ns.l = [ns.l, ns.l] | sum(start=[]) %}",
+        "{% set t %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = t %}",
+        "{% set ns.l = [ns.l, ns.l] %}{% set t %}{{ ns.l }}{% endset %}",
+        "{% macro m(s) %}{{ s }}{{ s }}{% endmacro %}{% set ns.s = m(ns.s) %}",
+        "{% for b in range(999) %}{% set ns.l = ns.l + [ns.s[1:]] %}{% endfor %}",
+        "{% set ns.s = [ns.s, ns.s] | tojson %}",
+    ],
+)
+def test_a_template_cannot_make_much_of_little(step):
+    tracemalloc.start()
+    try:
+        with pytest.raises(MzdError, match=r"characters|number|width|exponent|translate|bits") as caught:
+            template(DOUBLED.replace("STEP", step)).render(user("Hi"))
+        assert caught.value.code == "invalid_template"
+        assert tracemalloc.get_traced_memory()[1] < 40e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_chat_may_be_gathered_in_one_text():
+    source = (
+        "{% set ns = namespace(t='') %}{% for m in messages %}{% set ns.t = ns.t ~ '<' + m.role + '>' ~ "
+        "m.content[:] | trim ~ '\\n' %}{% endfor %}{{ ns.t }}"
+    )
+    messages = user("a long message " * 100) * 500
+    assert len(template(source).render(messages)) == 500 * (len("<user>\n") + 15 * 100 - 1)
+
+
+def test_formats_and_slices_stay_as_jinja_has_them():
+    source = (
+        "{{ '{{\"name\": {}}}'.format('x') }} {{ '**%s** of %d' % ('a', 2024) }} {{ 'abcdef'[1:5:2] }} "
+        "{{ [1, 2, 3][::-1] }} {{ [1, 2] | sum }} {{ 'a' ~ 1 ~ none ~ no_such }} {{ messages[1:] | length }}"
+    )
+    expected = '{"name": x} **a** of 2024 bd [3, 2, 1] 3 a1None 0'
+    assert template(source).render(user("Hi")) == expected
 
 
 def test_case_141_a_template_that_shows_no_content_is_warned_about(caplog):
