@@ -11,6 +11,7 @@ from typing import Any
 from mzd.cli.output import Exit, Output, note
 from mzd.cli.sizes import format_bytes
 from mzd.cli.transcript import Transcript
+from mzd.errors import MzdError
 from mzd.rpc.blocking_client import call_daemon
 
 
@@ -77,8 +78,15 @@ def pin(arguments: Namespace, output: Output) -> int:
 
 
 def drop(arguments: Namespace, output: Output) -> int:
-    """`mzd drop CONTEXT`: forget a context for good."""
-    result = call_daemon(arguments.socket, "drop", {"context": arguments.context})
-    Transcript(arguments.socket, arguments.context).forget()
+    """`mzd drop CONTEXT`: forget a context for good, and its turns."""
+    transcript = Transcript(arguments.socket, arguments.context)
+    try:
+        result = call_daemon(arguments.socket, "drop", {"context": arguments.context})
+    except MzdError as error:
+        # The daemon may have lost what this side still keeps: else nobody could be rid of it.
+        if error.code != "unknown_context" or not transcript.forget():
+            raise
+        result = {"dropped": arguments.context}
+    transcript.forget()
     output.result(result, lambda _: print(f"context {arguments.context} is forgotten"))
     return Exit.DONE

@@ -35,7 +35,8 @@ def _take_turn(
 ) -> Mapping[str, Any]:
     transcript = Transcript(arguments.socket, arguments.context) if arguments.context else None
     said = transcript.messages() if transcript is not None else []
-    if not said:
+    goes_on = bool(said)
+    if not goes_on:
         said = _system(arguments)
     said.append({"role": "user", "content": text})
     try:
@@ -46,8 +47,22 @@ def _take_turn(
             transcript.keep([*said, {"role": "assistant", "content": str(error.data.get("text", ""))}])
         raise
     if transcript is not None:
+        if goes_on and not _was_known(result["usage"]):
+            note(_lost(transcript, arguments.context, result["usage"]["prompt_tokens"]))
         transcript.keep([*said, {"role": "assistant", "content": result["text"]}])
     return result
+
+
+def _was_known(usage: Mapping[str, Any]) -> bool:
+    """Whether the daemon still had tokens of the conversation, be it without their KV."""
+    return bool(usage["reused_tokens"] or usage["recomputed_tokens"])
+
+
+def _lost(transcript: Transcript, context: str, num_tokens: int) -> str:
+    return (
+        f"mzd: the daemon knew nothing of context {context} any more: it has computed all {num_tokens} "
+        f"tokens from the turns kept in {transcript.path}; to begin anew: mzd drop {context}"
+    )
 
 
 def _system(arguments: Namespace) -> list[dict[str, str]]:

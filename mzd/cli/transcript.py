@@ -23,12 +23,15 @@ class Transcript:
     Args:
         socket: the daemon's; contexts of two daemons may share a name.
         context: its name.
+
+    Attributes:
+        path: of the file.
     """
 
     def __init__(self, socket: str, context: str) -> None:
         home = os.environ.get("XDG_STATE_HOME") or os.path.join(Path.home(), ".local", "state")
         daemon = hashlib.sha256(os.path.abspath(socket).encode()).hexdigest()[:12]
-        self._path = Path(home) / "mzd" / "transcripts" / f"{daemon}-{context}.json"
+        self.path = Path(home) / "mzd" / "transcripts" / f"{daemon}-{context}.json"
 
     def messages(self) -> Messages:
         """What was said; nothing if nothing is kept.
@@ -37,7 +40,7 @@ class Transcript:
             MzdError: `invalid_params`: the file is damaged; it names the file.
         """
         try:
-            turns = json.loads(self._path.read_text())
+            turns = json.loads(self.path.read_text())
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
@@ -48,19 +51,23 @@ class Transcript:
 
     def keep(self, messages: Sequence[dict[str, str]]) -> None:
         """Replace what is kept. Raises OSError."""
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = self._path.with_suffix(f".{os.getpid()}")
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = self.path.with_suffix(f".{os.getpid()}")
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump(list(messages), file)
-        fresh.replace(self._path)
+        fresh.replace(self.path)
 
-    def forget(self) -> None:
-        """Remove what is kept."""
-        self._path.unlink(missing_ok=True)
+    def forget(self) -> bool:
+        """Remove what is kept; False if nothing was."""
+        try:
+            self.path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
     def _damaged(self) -> MzdError:
-        return MzdError("invalid_params", f"{self._path} holds no conversation; remove it to begin anew")
+        return MzdError("invalid_params", f"{self.path} holds no conversation; remove it to begin anew")
 
 
 def _is_turn(turn: object) -> bool:

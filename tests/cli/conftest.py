@@ -90,6 +90,8 @@ class FakeDaemon:
     words: tuple[str, ...] = ("Hello", ", ", "world")
     interrupt: bool = False
     cancelled: list[str] = field(default_factory=list)
+    reused_tokens: int = 5
+    recomputed_tokens: int = 0
     usual_handler: Any = field(default_factory=lambda: signal.getsignal(signal.SIGINT))
 
     async def generate(self, params: Any, call: Call) -> dict[str, Any]:
@@ -104,7 +106,12 @@ class FakeDaemon:
             self.interrupt = False
             await self._until_cancelled(call)
         text = call.partial_text + (" and more" if params.stream else "")
-        return {"context": params.context or "c1", "text": text, "finish_reason": "stop"}
+        usage = {
+            "prompt_tokens": 9,
+            "reused_tokens": self.reused_tokens,
+            "recomputed_tokens": self.recomputed_tokens,
+        }
+        return {"context": params.context or "c1", "text": text, "finish_reason": "stop", "usage": usage}
 
     async def _until_cancelled(self, call: Call) -> None:
         """Press Ctrl-C, once the client listens to it: it answers after all text that was sent before."""

@@ -59,3 +59,24 @@ def test_without_a_context_every_run_begins_anew(daemon):
     for question in ("one", "two"):
         assert main(["run", "--json", question]) == 0
     assert [message.content for message in daemon.asked[-1][1].messages] == ["two"]
+
+
+@pytest.mark.parametrize(("reused", "recomputed", "lost"), [(0, 0, True), (0, 3, False), (4, 0, False)])
+def test_a_conversation_that_the_daemon_has_lost_is_said(daemon, capsys, reused, recomputed, lost):
+    daemon.reused_tokens = 0
+    assert main(["run", "--context", "talk", "one"]) == 0
+    assert "knew nothing" not in capsys.readouterr().err  # the first turn is new to both
+    daemon.reused_tokens, daemon.recomputed_tokens = reused, recomputed
+    assert main(["run", "--context", "talk", "two"]) == 0
+    said = capsys.readouterr().err
+    assert ("all 9 tokens" in said and "mzd drop talk" in said) == lost
+
+
+def test_drop_forgets_turns_of_a_context_that_the_daemon_has_lost(daemon, capsys):
+    transcript = Transcript(str(daemon.path), "talk")
+    transcript.keep([{"role": "user", "content": "x"}])
+    daemon.failure = MzdError("unknown_context", "there is no context 'talk'")
+    assert main(["drop", "talk"]) == 0
+    assert transcript.messages() == []
+    assert main(["drop", "talk"]) == 1
+    assert "unknown_context" in capsys.readouterr().err
