@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
 import trio
+
+from mzd.errors import MzdError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -45,6 +51,51 @@ class Workers:
     def _pinned_call(self, work: Callable[..., T], *args: Any) -> T:
         # Trio's cache hands one thread to several groups: pin it anew when it changes hands.
         if getattr(_thread, "cores", None) != self._cores:
-            os.sched_setaffinity(0, self._cores)
-            _thread.cores = self._cores
+            self._pin()
         return work(*args)
+
+    def _pin(self) -> None:
+        """Pin this thread; where the cores are gone (unplugged, a cgroup's set changed), use what is left."""
+        try:
+            os.sched_setaffinity(0, self._cores)
+        except OSError as error:
+            left = available_cores()
+            log.warning(
+                "cores are gone: threads=%s cores=%s now=%s reason=%s",
+                self.name,
+                _told(self._cores),
+                _told(left),
+                error.strerror,
+            )
+            # Before the thread is moved: should it fail again, the thread runs where it is, and nothing is
+            # said a second time.
+            self._cores = left
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, left)
+        _thread.cores = self._cores
+
+
+def available_cores() -> frozenset[int]:
+    """The cores that this process may run on now: its main thread's, which is never pinned."""
+    return frozenset(os.sched_getaffinity(os.getpid()))
+
+
+def check_cores(cores: Iterable[int]) -> None:
+    """Refuse cores that this process cannot run on.
+
+    Raises:
+        MzdError: `invalid_params`, with the cores that there are.
+    """
+    available = available_cores()
+    missing = set(cores) - available
+    if missing:
+        raise MzdError(
+            "invalid_params",
+            f"threads.cores names {_told(missing)}, and this process may use {_told(available)}",
+            parameter="threads.cores",
+            cores=sorted(available),
+        )
+
+
+def _told(cores: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(cores)))

@@ -6,7 +6,8 @@ import threading
 import pytest
 import trio
 
-from mzd.memory.workers import Workers
+from mzd.errors import MzdError
+from mzd.memory.workers import Workers, check_cores
 
 
 async def test_no_more_threads_than_said_run_at_once(nursery):
@@ -74,3 +75,23 @@ async def test_cancelled_the_work_ends_first():
         nursery.cancel_scope.cancel()
         go_on.set()
     assert done == [True]
+
+
+async def test_cores_that_went_away_are_told_of_once_and_the_work_is_done(caplog):
+    everything = os.sched_getaffinity(0)
+    workers = Workers("read", 1, frozenset({9999}))
+    for _ in range(3):
+        assert await workers.run(os.sched_getaffinity, 0) == everything
+    assert [record.getMessage().split(" now")[0] for record in caplog.records] == [
+        "cores are gone: threads=read cores=9999"
+    ]
+
+
+def test_cores_are_checked_against_those_that_there_are():
+    cores = os.sched_getaffinity(0)
+    check_cores(())
+    check_cores(cores)
+    with pytest.raises(MzdError, match="9999") as raised:
+        check_cores({*cores, 9999})
+    assert raised.value.code == "invalid_params"
+    assert raised.value.data["cores"] == sorted(cores)
