@@ -80,7 +80,8 @@ class Arena:
 
     Args:
         reserve: gets address space from the device, e.g. `OpenClDevice.reserve_svm`; may raise MzdError.
-        reservation_bytes: size of each reservation; at most what the device allocates in one piece.
+        reservation_bytes: size of each reservation; at most what the device allocates in one piece. Where
+            the device refuses that, shorter ones are taken.
         huge_pages: whether the system has them (`has_huge_pages`).
         lock_memory: keep populated leases from being paged out.
         pages: how pages come and go.
@@ -151,7 +152,7 @@ class Arena:
 
     def _take_piece(self, sizes: Sequence[int]) -> list[Lease]:
         """Lease as many of `sizes` as one free range holds, all of them if possible."""
-        low, high = self._find_range(sum(sizes))
+        low, high = self._find_range(sum(sizes), sizes[0])
         ends = [end for end in accumulate(sizes) if end <= high - low]
         if not ends:
             raise MzdError(
@@ -165,8 +166,11 @@ class Arena:
         self._leases.update(dict.fromkeys(leases, run))
         return leases
 
-    def _find_range(self, size_bytes: int) -> Range:
-        """The free range to take: one that holds `size_bytes`, else the longest; grow if that helps."""
+    def _find_range(self, size_bytes: int, first_bytes: int) -> Range:
+        """The free range to take: one that holds `size_bytes`, else the longest; grow if that helps.
+
+        A range is to hold `first_bytes` at least.
+        """
         fit = self._free.best_fit(size_bytes)
         if fit is not None:
             return fit
@@ -174,20 +178,32 @@ class Arena:
         if high - low >= self._unit_bytes_max:
             return low, high  # a fresh reservation would be no longer
         try:
-            self._grow()
+            self._grow(first_bytes if high - low < first_bytes else self._unit_bytes_max)
         except MzdError:
             if low == high:
                 raise
             return low, high
         return self._free.best_fit(size_bytes) or self._free.largest() or (0, 0)
 
-    def _grow(self) -> None:
-        reservation = self._reserve(self._reservation_bytes)
+    def _grow(self, needed_bytes: int) -> None:
+        """Add a reservation that holds `needed_bytes`."""
+        reservation = self._reserve_at_least(needed_bytes + 2 * HUGE_PAGE_BYTES)
         self._reservations.append(reservation)
         start = _round_up(reservation.address, HUGE_PAGE_BYTES)
         end = _round_down(reservation.address + reservation.size_bytes, HUGE_PAGE_BYTES)
         forbid_huge_pages(start, end - start)
         self._free.add(start, end)
+
+    def _reserve_at_least(self, least_bytes: int) -> Reservation:
+        """Get the usual reservation, under a limit of addresses half of it, and so on to `least_bytes`."""
+        size_bytes = self._reservation_bytes
+        while True:
+            try:
+                return self._reserve(size_bytes)
+            except MzdError as error:
+                if size_bytes <= least_bytes:
+                    raise _address_space_error(error) from error
+                size_bytes = max(size_bytes // 2, least_bytes)
 
     @staticmethod
     def _place(low: int, high: int, size_bytes: int) -> int:
@@ -374,6 +390,13 @@ class Arena:
                 reservation.free()
             self._reservations.clear()
             self._free = RangeSet()
+
+
+def _address_space_error(error: MzdError) -> MzdError:
+    advice = (
+        "a limit of address space (ulimit -v, LimitAS=) helps when raised, else a smaller model or context"
+    )
+    return MzdError(error.code, f"{error.message}; {advice}", **error.data)
 
 
 def _populate_error(code: int, size_bytes: int) -> MzdError:

@@ -465,3 +465,39 @@ class ArenaMachine(RuleBasedStateMachine):
 
 TestArenaMachine = ArenaMachine.TestCase
 TestArenaMachine.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+
+
+class LimitedAddressSpace(FakeAddressSpace):
+    """As under ``ulimit -v``: so many bytes, in pieces of any size."""
+
+    def __init__(self, limit_bytes):
+        super().__init__()
+        self.left_bytes = limit_bytes
+
+    def __call__(self, size_bytes):
+        if size_bytes > self.left_bytes:
+            raise MzdError("insufficient_memory", "the device has no room")
+        self.left_bytes -= size_bytes
+        return super().__call__(size_bytes)
+
+
+def test_where_addresses_are_limited_shorter_reservations_are_taken():
+    space = LimitedAddressSpace(300 * MIB)
+    arena = Arena(space, 1024 * MIB, huge_pages=False, pages=FakePages())
+    arena.reserve_run([16 * MIB])
+    assert [piece.size_bytes for piece in space.reserved] == [256 * MIB]
+    arena.reserve_run([230 * MIB])
+    assert len(space.reserved) == 1
+    arena.reserve_run([16 * MIB])  # the rest has room for it, and for the ends
+    assert [piece.size_bytes for piece in space.reserved] == [256 * MIB, 32 * MIB]
+
+
+def test_no_reservation_is_shorter_than_the_unit_and_the_error_says_what_helps():
+    space = LimitedAddressSpace(35 * MIB)
+    arena = Arena(space, 1024 * MIB, huge_pages=False, pages=FakePages())
+    with pytest.raises(MzdError, match="ulimit -v") as error:
+        arena.reserve_run([32 * MIB])
+    assert error.value.code == "insufficient_memory"
+    space.left_bytes = 36 * MIB
+    arena.reserve_run([32 * MIB])
+    assert [piece.size_bytes for piece in space.reserved] == [36 * MIB]
