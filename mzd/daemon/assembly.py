@@ -16,7 +16,8 @@ from mzd import native
 from mzd.codec import codec_by_name
 from mzd.daemon.config import AUTO, Config
 from mzd.daemon.device_choice import ChosenDevice, choose_device
-from mzd.daemon.refused_devices import Refusal, keep_refusals
+from mzd.daemon.kernel_cache import PRODUCTS_FILE, KernelCache, check_writable
+from mzd.daemon.refused_devices import Refusal, keep_refusals, last_refusals
 from mzd.daemon.start_clock import StartClock
 from mzd.daemon.text import Text, read_text
 from mzd.daemon.unit_memory import open_unit_memory
@@ -37,6 +38,7 @@ from mzd.memory.pressure_sources import PressureProbes
 from mzd.memory.staging import StagingPool
 from mzd.memory.storage_swap import StorageSwap
 from mzd.memory.unit_table import UnitTable
+from mzd.memory.workers import check_cores
 from mzd.model.library import ModelLibrary, models_directory
 from mzd.model.weight_store import WeightStore
 from mzd.policy.pressure import (
@@ -90,27 +92,33 @@ async def open_everything(config: Config, clock: StartClock | None = None) -> As
         with clock.part("model"):
             store = stack.enter_context(_open_store(config))
         context_length = _context_length(config, store.index.config)
+        check_cores(config.threads.cores)
         state = _make_state_directory(config.state_directory)
-        chosen, text = await _device_and_text(config, store, state / "kernels", stack, clock)
+        # First of all in there: a daemon that runs already uses the compiled kernels.
+        contexts = ContextDirectory(state / "contexts")
+        stack.callback(contexts.close)
+        cache = KernelCache(state / "kernels", last_refusals(state))
+        starting = stack.enter_context(ExitStack())
+        starting.enter_context(cache.in_use())
+        chosen, text = await _device_and_text(config, store, cache, stack, clock)
         with clock.part("engine"):
             engine = _engine(config, chosen.device, store, context_length)
         stack.callback(engine.close)
-        contexts = ContextDirectory(state / "contexts")
-        stack.callback(contexts.close)
         memory = open_unit_memory(
             chosen.device, stack, huge_pages=config.huge_pages, lock_memory=config.lock_memory
         )
         parts = _parts(config, store, memory, engine, contexts)
         with clock.part("warm-up"):
             await warm_up(parts)
+        starting.close()
         yield Opened(parts, chosen, text, contexts, context_length, os.fstat(store.fd).st_size)
 
 
 async def _device_and_text(
-    config: Config, store: WeightStore, cache_dir: Path, stack: ExitStack, clock: StartClock
+    config: Config, store: WeightStore, cache: KernelCache, stack: ExitStack, clock: StartClock
 ) -> tuple[ChosenDevice, Text]:
     """Choose the device and build the tokenizer side by side: the driver holds no GIL while it compiles."""
-    prepare_environment(cache_dir)
+    prepare_environment(cache.path)
     log.info("choosing a device; a first start compiles its kernels, which takes a while")
     texts: list[Text] = []
 
@@ -120,7 +128,7 @@ async def _device_and_text(
 
     def choose() -> ChosenDevice:
         with clock.part("device"):
-            return _proven_device(config, store, cache_dir)
+            return _proven_device(config, store, cache)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.to_thread.run_sync, read)
@@ -129,15 +137,16 @@ async def _device_and_text(
     return chosen, texts[0]
 
 
-def _proven_device(config: Config, store: WeightStore, cache_dir: Path) -> ChosenDevice:
+def _proven_device(config: Config, store: WeightStore, cache: KernelCache) -> ChosenDevice:
     """Choose a device that passes the self-test; what is refused is noted, also where none is left."""
     refusals: list[Refusal] = []
     try:
         return choose_device(
             config,
-            partial(OpenClDevice, cache_dir=cache_dir),
+            partial(OpenClDevice, cache_dir=cache.path),
             lambda device: self_test(device, store.index, activations=activations_of(config, device)),
             refusals=refusals,
+            cache=cache,
         )
     finally:
         keep_refusals(config.state_directory, refusals)
@@ -156,7 +165,7 @@ def _engine(config: Config, device: OpenClDevice, store: WeightStore, context_le
             store.index,
             tokens_max=UBATCH_TOKENS,
             activations=activations,
-            path=config.state_directory / "kernels" / "products.json",
+            path=config.state_directory / "kernels" / PRODUCTS_FILE,
         ),
     )
 
@@ -183,6 +192,8 @@ def _make_state_directory(state: Path) -> Path:
         raise MzdError(
             "invalid_params", f"the state directory {state} cannot be made: {error.strerror}"
         ) from error
+    check_writable(state)
+    check_writable(state / "kernels")
     return state
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 import pyopencl as cl
 
 from mzd.daemon.config import AUTO, Config
+from mzd.daemon.kernel_cache import KernelCache
 from mzd.daemon.refused_devices import Refusal
 from mzd.device.opencl import OpenClDevice
 from mzd.device.selection import KERNEL_CLASSES, MEMORY_KINDS, Candidate, candidates
@@ -49,12 +50,19 @@ def ways_to_compute(config: Config) -> list[Candidate]:
 
 
 def choose_device(
-    config: Config, open_device: OpenDevice, prove: Prove, *, refusals: list[Refusal] | None = None
+    config: Config,
+    open_device: OpenDevice,
+    prove: Prove,
+    *,
+    refusals: list[Refusal] | None = None,
+    cache: KernelCache | None = None,
 ) -> ChosenDevice:
     """Open and try one way to compute after the other, until one is right.
 
     Args:
         refusals: an empty list, for those who want to know them in any case.
+        cache: of compiled kernels; a refusal that may come of its damage empties it, and the way to compute
+            is tried again.
 
     Raises:
         MzdError: ``device_lost``: none is left, with each refusal in the message and in ``data``; or what
@@ -63,7 +71,7 @@ def choose_device(
     refusals = [] if refusals is None else refusals
     for candidate in ways_to_compute(config):
         try:
-            device = _proven(candidate, open_device, prove)
+            device = _proven_anew(candidate, open_device, prove, cache)
         except MzdError as error:
             if error.code not in _DEVICE_FAULTS:
                 raise
@@ -73,6 +81,18 @@ def choose_device(
         _log_choice(device, len(refusals))
         return ChosenDevice(device, tuple(refusals))
     raise _none_left(config, refusals)
+
+
+def _proven_anew(
+    candidate: Candidate, open_device: OpenDevice, prove: Prove, cache: KernelCache | None
+) -> OpenClDevice:
+    """Open and try; once more where compiled kernels were damaged."""
+    try:
+        return _proven(candidate, open_device, prove)
+    except MzdError as error:
+        if cache is None or not cache.empty_after(_refusal(candidate, error), error):
+            raise
+    return _proven(candidate, open_device, prove)
 
 
 def _proven(candidate: Candidate, open_device: OpenDevice, prove: Prove) -> OpenClDevice:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,7 @@ from mzd.messages.evict_path import Evict, EvictOutcome
 from mzd.messages.reply import Reply
 from mzd.policy.eviction_planner import Order
 from mzd.policy.profile import DeviceProfile, unit_times
-from mzd.rpc.endpoint import bind_socket
+from mzd.rpc.endpoint import bind_socket, free_socket_path
 from mzd.rpc.limits import Limits
 from mzd.rpc.peers import PeerPolicy, group_id
 from mzd.rpc.server import RpcServer
@@ -75,6 +76,9 @@ def _leaves(group: BaseExceptionGroup[MzdError]) -> list[MzdError]:
 async def _main(config: Config) -> None:
     manager = ServiceManager()
     clock = StartClock()
+    given = list(handed_over_sockets())
+    if not given:
+        free_socket_path(config.socket_path)  # or it is busy, which minutes of compiling would not change
     # A first start imports the model and compiles the kernels: minutes on a small board.
     manager.tell("STATUS=opening the model and the device", f"EXTEND_TIMEOUT_USEC={START_LIMIT_US}")
     async with open_everything(config, clock) as opened:
@@ -87,7 +91,7 @@ async def _main(config: Config) -> None:
                 for run in daemon.system.runs:
                     nursery.start_soon(run)
                 nursery.start_soon(manager.run_watchdog)
-                await _serve(daemon, manager, signals, config, clock)
+                await _serve(daemon, manager, signals, lambda: _listeners(config, given), clock)
                 await _save(daemon.system)
                 await daemon.system.aclose()
                 nursery.cancel_scope.cancel()  # whoever still waits: the pressure monitor, the watchdog
@@ -205,11 +209,11 @@ async def _serve(
     daemon: _Daemon,
     manager: ServiceManager,
     signals: AsyncIterator[int],
-    config: Config,
+    listen: Callable[[], list[trio.SocketListener]],
     clock: StartClock,
 ) -> None:
     """Answer clients until a signal comes; then end every connection with a word."""
-    listeners = _listeners(config)
+    listeners = listen()
     async with trio.open_nursery() as nursery:
         await nursery.start(daemon.server.serve, listeners)
         daemon.reporter.ready_s = clock.ready()
@@ -222,8 +226,7 @@ async def _serve(
         daemon.server.stop()
 
 
-def _listeners(config: Config) -> list[trio.SocketListener]:
-    given = list(handed_over_sockets())
+def _listeners(config: Config, given: list[socket.socket]) -> list[trio.SocketListener]:
     if not given:
         gid = group_id(config.socket_group) if config.socket_group else None
         given = [bind_socket(config.socket_path, gid=gid)]

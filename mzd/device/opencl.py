@@ -237,8 +237,12 @@ class OpenClDevice:
             try:
                 program.build(options, cache_dir=self._cache_dir)
             except cl.Error as error:
+                name = opencl_error(error.code, "clBuildProgram").data["opencl_error"]
                 raise MzdError(
-                    "internal", f"building {source_name}.cl failed: {error}", options=options
+                    "internal",
+                    f"building {source_name}.cl failed: {error}",
+                    options=options,
+                    opencl_error=name,
                 ) from error
         for remark in remarks:
             log.debug("building %s.cl (%s): %s", source_name, options, remark.message)

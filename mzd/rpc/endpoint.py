@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mzd.errors import MzdError
@@ -54,10 +55,26 @@ def bind_socket(path: Path, *, gid: int | None = None) -> socket.socket:
     Raises:
         MzdError: `busy` when a daemon listens there, `invalid_params` when no socket can be made there.
     """
-    try:
+    free_socket_path(path)
+    with _named_errors(path):
+        return _bind(path, gid)
+
+
+def free_socket_path(path: Path) -> None:
+    """Make the directory of a socket, and remove the socket that a dead daemon left.
+
+    Raises:
+        MzdError: `busy` when a daemon listens there, `invalid_params` when no socket can be made there.
+    """
+    with _named_errors(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_dead_socket(path)
-        return _bind(path, gid)
+
+
+@contextlib.contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         message = f"no socket can be made at {path}: {error.strerror or error}"
         raise MzdError("invalid_params", message, socket=str(path)) from error

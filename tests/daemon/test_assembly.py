@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +14,10 @@ import pytest
 import mzd.device.opencl
 from mzd.daemon import assembly
 from mzd.daemon.assembly import activations_of, open_everything
-from mzd.daemon.config import Config
+from mzd.daemon.config import Config, ThreadsConfig
 from mzd.daemon.refused_devices import last_refusals
 from mzd.errors import MzdError
+from mzd.memory.context_directory import ContextDirectory
 from tests.device.test_self_test import broken
 from tests.paths.harness import CONFIG, alone
 from tests.reference.loaded_model import LoadedModel
@@ -100,3 +103,42 @@ async def test_a_context_that_is_too_long_is_refused_before_the_device_is_opened
     with pytest.raises(MzdError, match="the model was made for"):
         async with open_everything(too_long):
             pass
+
+
+async def test_cores_that_there_are_not_are_refused_before_the_device_is_opened(config, monkeypatch):
+    monkeypatch.setattr(assembly, "choose_device", None)
+    config = replace(config, threads=ThreadsConfig(cores=(0, 9999)))
+    with pytest.raises(MzdError, match=r"threads\.cores names 9999") as raised:
+        async with open_everything(config):
+            pass
+    assert raised.value.code == "invalid_params"
+
+
+async def test_a_state_that_another_daemon_uses_is_refused_before_its_kernels_are_touched(
+    config, monkeypatch
+):
+    monkeypatch.setattr(assembly, "choose_device", None)
+    other = ContextDirectory(config.state_directory / "contexts")
+    with pytest.raises(MzdError) as raised:
+        async with open_everything(config):
+            pass
+    other.close()
+    assert raised.value.code == "busy"
+    assert list((config.state_directory / "kernels").iterdir()) == []
+
+
+async def test_a_state_that_cannot_be_written_is_refused_before_the_device_is_opened(config, monkeypatch):
+    monkeypatch.setattr(assembly, "choose_device", None)
+
+    fallocate = os.posix_fallocate
+
+    def full(fd, *extent):
+        if Path(os.readlink(f"/proc/self/fd/{fd}")).is_relative_to(config.state_directory):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fallocate(fd, *extent)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(MzdError, match="cannot be written: No space left") as raised:
+        async with open_everything(config):
+            pass
+    assert raised.value.code == "invalid_params"

@@ -11,6 +11,7 @@ import mzd.device.opencl
 from mzd.daemon import device_choice
 from mzd.daemon.config import Config
 from mzd.daemon.device_choice import choose_device, ways_to_compute
+from mzd.daemon.kernel_cache import KernelCache
 from mzd.device.opencl import OpenClDevice
 from mzd.device.selection import Candidate
 from mzd.device.self_test import self_test
@@ -110,6 +111,21 @@ def test_what_speaks_against_the_model_ends_the_search(offer):
         )
     assert raised.value.code == "unsupported_type"
     assert [device.closed for device in opened] == [True]
+
+
+def test_damaged_kernels_are_thrown_away_before_a_device_is_refused(offer, tmp_path):
+    """The best way to compute is not given up for what lies in its cache."""
+    offer(way("first"), way("second"))
+    kernel = tmp_path / "kernel.so"
+    kernel.write_bytes(b"damaged")
+
+    def prove(_):
+        if kernel.exists():
+            raise MzdError("internal", "building failed", opencl_error="INVALID_KERNEL_NAME")
+
+    chosen = choose_device(Config(), FakeDevice, prove, cache=KernelCache(tmp_path))
+    assert chosen.device.name == "first"
+    assert chosen.refusals == ()
 
 
 def test_what_is_configured_is_not_replaced(offer):

@@ -63,13 +63,27 @@ class Process:
         return self.popen.wait(END_S)
 
 
-@contextlib.contextmanager
-def serving(directory, *options):
-    """`mzd serve` over the fixture model, in a state directory that outlives it; killed at last."""
-    socket = str(directory / "s")
+def serve_command(directory, *options):
+    """`mzd serve` over the fixture model."""
     command = [sys.executable, "-m", "mzd.cli.main", "serve", "--model", str(FIXTURES / "llama-F16.gguf")]
-    command += ["--socket", socket, "--state", str(directory / "state"), "--codec", "none", *options]
-    popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment(directory / "home"))
+    command += ["--socket", str(directory / "s"), "--state", str(directory / "state"), "--codec", "none"]
+    return [*command, *options]
+
+
+def refused(directory, *options, **variables):
+    """A start that is to fail: its exit status and what it said."""
+    command = serve_command(directory, *options)
+    env = environment(directory / "home") | variables
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=env, timeout=END_S, check=False)
+    return done.returncode, done.stderr
+
+
+@contextlib.contextmanager
+def serving(directory, *options, **variables):
+    """A daemon in a state directory that outlives it; killed at last."""
+    socket, command = str(directory / "s"), serve_command(directory, *options)
+    env = environment(directory / "home") | variables
+    popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
     lines, ready = [], threading.Event()
 
     def read():
@@ -134,6 +148,40 @@ def test_contexts_come_back_after_sigterm_and_after_sigkill(directory, golden):
         daemon.call("drop", context="whole")
         assert daemon.end(signal.SIGINT) == 0
     assert sorted(path.name for path in (directory / "state" / "contexts").iterdir()) == ["c", "long"]
+
+
+def test_damaged_kernels_cost_one_start(directory):
+    """As a power cut leaves them: PoCL ends the process over a library that it cannot load."""
+    kernels = directory / "state" / "kernels"
+    own_cache = {"POCL_CACHE_DIR": str(kernels / "pocl")}
+    with serving(directory, **own_cache) as daemon:
+        assert daemon.end(signal.SIGTERM) == 0
+    libraries = list(kernels.glob("pocl/**/*.so"))
+    if not libraries:
+        pytest.skip("the driver keeps no libraries")
+    for library in libraries:
+        os.truncate(library, 100)
+    status, told = refused(directory, **own_cache)
+    assert status == -signal.SIGABRT, told
+    with serving(directory, **own_cache) as daemon:
+        assert "compiled kernels may be damaged" in "\n".join(daemon.lines)
+        assert daemon.end(signal.SIGTERM) == 0
+    with serving(directory, **own_cache) as daemon:
+        assert "damaged" not in "\n".join(daemon.lines)
+
+
+def test_a_second_daemon_is_refused_before_it_compiles(directory):
+    """On the same socket, and on the same state behind another socket."""
+    with serving(directory) as daemon:
+        for options, reason in (
+            ((), "a daemon listens at"),
+            (("--socket", str(directory / "t")), "another process uses"),
+        ):
+            status, told = refused(directory, *options)
+            assert status > 0
+            assert reason in told
+            assert "choosing a device" not in told
+        assert daemon.end(signal.SIGTERM) == 0
 
 
 def test_what_clients_see(directory):
