@@ -207,7 +207,9 @@ def _add_machine(commands: _Commands) -> None:
 def _add_bench(commands: _Commands) -> None:
     bench = _command(commands, "bench", machine_commands.bench, own_json=True)
     bench.add_argument("name", choices=BENCHES, metavar="NAME", help=", ".join(BENCHES))
-    bench.add_argument("--quick", action="store_true", help="fewer points and rounds")
+    bench.add_argument(
+        "--quick", action="store_true", help="fewer points and rounds, meant for under 3 minutes"
+    )
     bench.add_argument(
         "--workload", metavar="NAME", help="one of the bench's models, or all; kernels and engine have some"
     )
