@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from mzd.errors import FormatError
@@ -78,6 +79,13 @@ class MetadataKeys:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.invalid(f"{self.architecture}.{key} is {shown(value)}, not a number")
         return float(value)
+
+    def positive(self, key: str) -> float:
+        """A finite number above zero."""
+        value = self.number(key)
+        if not (math.isfinite(value) and value > 0):
+            raise self.invalid(f"{self.architecture}.{key} is {value}, not a finite number above zero")
+        return value
 
     def soft_cap(self, key: str, default: float | None) -> float | None:
         """A soft cap of an architecture that has one; 0 in the file is none."""

@@ -184,7 +184,7 @@ def _config(keys: MetadataKeys, freq_factors: NDArray[np.float32] | None) -> Mod
             head_dim=head_dim,
             vocab_size=_vocab_size(keys, embedding),
             context_length=keys.count("context_length"),
-            rms_eps=keys.number("attention.layer_norm_rms_epsilon"),
+            rms_eps=keys.positive("attention.layer_norm_rms_epsilon"),
             ropes=ropes,
             layers=layers,
             attention_scale=_attention_scale(description, num_layers, head_dim, hidden_size // num_heads),
@@ -205,6 +205,11 @@ def _num_layers(keys: MetadataKeys) -> int:
         name = layer_tensor_name(layer, first)
         if name not in keys.gguf.tensors:
             raise _missing(keys.gguf, name)
+    beyond = layer_tensor_name(num_layers, first)
+    if beyond in keys.gguf.tensors:
+        raise keys.invalid(
+            f"{keys.architecture}.block_count is {num_layers}, but there is a tensor {quoted(beyond)}"
+        )
     return num_layers
 
 

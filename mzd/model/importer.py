@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from mzd.errors import FormatError
 from mzd.formats.architectures import TensorRule
 from mzd.formats.crc32c import concatenated
 from mzd.formats.ggml_types import GgmlType
-from mzd.formats.gguf import GgufFile, TensorInfo, parse_gguf
+from mzd.formats.gguf import GgufFile, TensorInfo, parse_gguf, quoted
 from mzd.formats.gguf_split import joined
 from mzd.formats.model_config import (
     ROPE_FREQS_TENSOR,
@@ -85,18 +86,25 @@ def import_gguf(path: Path, store_path: Path, *, progress: Progress | None = Non
     """
     paths = source_paths(path)
     with SourceReader(paths, progress) as source:
-        gguf = joined([parse_gguf(p.read_at, p.size_bytes, name=str(p.path)) for p in source.parts])
+        gguf = joined(
+            [parse_gguf(p.read_at, p.size_bytes, name=_printable(str(p.path))) for p in source.parts]
+        )
         config = model_config(gguf, _freq_factors(source, gguf))
         _check_tokenizer(gguf)
         units, moves = _plan(gguf, config)
         with AtomicFile(store_path) as store:
             store.reserve(units[-1].end_bytes)
             checksums = _move_tensors(source, store, moves)
-            origin = SourceFile(paths[0].name, source.size_bytes, source.finish())
+            origin = SourceFile(_printable(paths[0].name), source.size_bytes, source.finish())
             index = _index(config, units, checksums, origin, gguf)
             _write_index(store, index, units[-1].end_bytes)
             store.commit()
     return index
+
+
+def _printable(name: str) -> str:
+    """A file's name as text that can be stored and shown, whatever bytes it has."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 def _freq_factors(source: SourceReader, gguf: GgufFile) -> NDArray[np.float32] | None:
@@ -175,7 +183,10 @@ def _packed_slices(source: SourceReader, move: _Move) -> Iterator[NDArray[np.uin
     """The tensor as it lies in the store, in pieces of whole row groups; consumes it from the source."""
     type, cols = move.source.type, move.spec.cols
     if move.is_vector:
-        yield dequantize(type, source.read_next(move.source.size_bytes), cols).view(np.uint8)
+        values = dequantize(type, source.read_next(move.source.size_bytes), cols)
+        if not np.isfinite(values).all():
+            raise FormatError(f"tensor {quoted(move.source.name)} holds what is no finite number")
+        yield values.view(np.uint8)
         return
     row_bytes = type.row_bytes(cols)
     slice_rows = max(SLICE_BYTES // row_bytes // ROWS_PER_GROUP, 1) * ROWS_PER_GROUP

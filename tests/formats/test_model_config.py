@@ -1,5 +1,6 @@
 """The shape of a model from its metadata; all that the engine would compute wrongly is refused by name."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -238,6 +239,15 @@ class TestInvalid:
         for layers in (0, 1):
             file = tiny_llama(layers=layers).with_metadata(llama__block_count=count)
             assert "llama.block_count" in refusal(file, "invalid_model")
+
+    def test_fewer_layers_told_than_there_are(self):
+        file = tiny_llama(layers=2).with_metadata(llama__block_count=(U32, 1))
+        assert "llama.block_count is 1" in refusal(file, "invalid_model")
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 0.0])
+    def test_an_epsilon_that_no_norm_has(self, value):
+        file = tiny_llama().with_metadata(llama__attention__layer_norm_rms_epsilon=(F32, value))
+        assert "layer_norm_rms_epsilon" in refusal(file, "invalid_model")
 
     @pytest.mark.parametrize("value", [(U32, 1), (ARRAY, Array(STRING, ("llama",)))])
     def test_an_architecture_that_is_no_name(self, value):

@@ -340,3 +340,17 @@ def test_short_reads_and_writes_change_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[: max(len(data) // 3, 1)], at))
     import_gguf(FIXTURES / "llama-Q4_1.gguf", tmp_path / "pieces")
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "pieces").read_bytes()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_norms_that_are_no_finite_numbers_are_refused(tmp_path, value):
+    data = bytearray((FIXTURES / "llama-F16.gguf").read_bytes())
+    norm = next(
+        t for t in gguf.GGUFReader(FIXTURES / "llama-F16.gguf").tensors if t.name.endswith("ffn_norm.weight")
+    )
+    data[norm.data_offset : norm.data_offset + 4] = np.float32(value).tobytes()
+    (tmp_path / "bad.gguf").write_bytes(data)
+    with pytest.raises(FormatError, match="ffn_norm") as caught:
+        import_gguf(tmp_path / "bad.gguf", tmp_path / "weights.mzw")
+    assert caught.value.code == "invalid_model"
+    assert left_over(tmp_path) == ["bad.gguf"]

