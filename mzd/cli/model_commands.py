@@ -52,20 +52,39 @@ def _show(model: InstalledModel, output: Output) -> None:
         "name": model.name,
         "directory": str(model.directory),
         "store": str(model.store_path),
-        "memory": _memory_need(model),
+        **_figures(model),
     }
     output.result(result, _show_model)
 
 
-def _memory_need(model: InstalledModel) -> dict[str, Any]:
-    """`MemoryNeed.fields` of a model that is ready."""
+def _figures(model: InstalledModel) -> dict[str, Any]:
+    """`memory`: `MemoryNeed.fields` of a model that is ready; `servable`, `problem`: as `_problem`."""
     from mzd.formats.memory_need import memory_need
     from mzd.model.weight_store import WeightStore
     from mzd.policy.units import CHUNK_TOKENS
 
     with WeightStore.open(model.store_path) as store:
         index = store.index
-        return memory_need(index.config, index.layers, index.head, chunk_tokens=CHUNK_TOKENS).fields()
+    need = memory_need(index.config, index.layers, index.head, chunk_tokens=CHUNK_TOKENS)
+    servable, problem = _problem(index.tokenizer)
+    return {"memory": need.fields(), "servable": servable, "problem": problem}
+
+
+def _problem(metadata: Mapping[str, Any]) -> tuple[bool, str | None]:
+    """Whether the daemon takes a model with this tokenizer metadata, and what is wrong with it."""
+    from mzd.errors import MzdError
+    from mzd.model.chat_template import ChatTemplate
+    from mzd.model.tokenizer import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_metadata(metadata)
+    except MzdError as error:
+        return False, error.message
+    try:
+        ChatTemplate.from_metadata(metadata, tokenizer)
+    except MzdError as error:
+        return True, f"chats are not possible: {error.message}"
+    return True, None
 
 
 def _show_model(shown: Mapping[str, Any]) -> None:
@@ -80,7 +99,12 @@ def _show_model(shown: Mapping[str, Any]) -> None:
         for total in memory["totals"]
     )
     print(f"in all: {', '.join(totals)}; the program itself comes on top")
-    note(f"ready: mzd serve --model {shown['name']}")
+    if shown["problem"]:
+        note(f"warning: {shown['problem']}")
+    if shown["servable"]:
+        note(f"ready: mzd serve --model {shown['name']}")
+    else:
+        note("imported, but it cannot be served")
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from mzd.errors import MzdError
 from mzd.model.importer import import_gguf
 from mzd.model.known_models import KNOWN_MODELS
 from tests.daemon.opencl_reports import CPU
+from tests.formats.gguf_files import tiny_llama
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -57,6 +58,29 @@ class Model:
     store_path: Path
 
 
+def test_a_model_without_a_tokenizer_is_not_called_ready(monkeypatch, capsys, tmp_path):
+    file = tiny_llama()
+    tokenizer = {key: None for key in file.metadata if key.startswith("tokenizer.")}
+    (tmp_path / "bare.gguf").write_bytes(file.with_metadata(**tokenizer).to_bytes())
+    monkeypatch.setenv("MZD_HOME", str(tmp_path / "home"))
+    assert main(["import", str(tmp_path / "bare.gguf")]) == 0
+    told = capsys.readouterr().err
+    assert "cannot be served" in told
+    assert "mzd serve" not in told
+
+
+def test_a_broken_chat_template_is_told_at_import(monkeypatch, capsys, tmp_path):
+    data = (FIXTURES / "llama-F16.gguf").read_bytes()
+    assert b"{%- for" in data or b"{% for" in data
+    broken = data.replace(b"{% for", b"{% fro").replace(b"{%- for", b"{%- fro")
+    (tmp_path / "broken.gguf").write_bytes(broken)
+    monkeypatch.setenv("MZD_HOME", str(tmp_path / "home"))
+    assert main(["import", str(tmp_path / "broken.gguf")]) == 0
+    told = capsys.readouterr().err
+    assert "chats are not possible" in told
+    assert "ready: mzd serve --model broken" in told
+
+
 def test_pull_and_import(monkeypatch, capsys, tmp_path):
     model = Model("smol", tmp_path, tmp_path / "weights.mzw")
     import_gguf(FIXTURES / "llama-F16.gguf", model.store_path)
@@ -93,6 +117,7 @@ def test_pull_and_import(monkeypatch, capsys, tmp_path):
     assert main(["import", "x.gguf", "--name", "n", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     memory = shown.pop("memory")
+    assert (shown.pop("servable"), shown.pop("problem")) == (True, None)
     assert shown == {"name": "smol", "directory": str(tmp_path), "store": str(model.store_path)}
     units_bytes = memory["weights_bytes"] + memory["head_bytes"]
     assert memory["kv_bytes_per_1k_tokens"] == 1024 * 4 * 2 * 32 * 4  # layers, heads, channels, K and V
