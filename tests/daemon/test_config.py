@@ -173,7 +173,7 @@ def test_an_integer_will_do_for_seconds(tmp_path):
         optional={
             "context": st.none() | st.integers(0, 4096),
             "codec": st.none() | st.sampled_from(CHOICES["codec"]),
-            "model": st.none() | st.text(max_size=8),
+            "model": st.none() | st.text(st.characters(exclude_characters="\0"), max_size=8),
         },
     )
 )
