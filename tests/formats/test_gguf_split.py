@@ -1,12 +1,14 @@
 """Split GGUF files: each part leads to all others, and what does not belong together is refused by name."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mzd.errors import FormatError
 from mzd.formats.gguf_split import PARTS_MAX, joined, model_stem, numbered_names, part_names
-from tests.formats.gguf_files import I32, STRING, U16, Gguf, Tensor, parse
+from tests.formats.gguf_files import F32, I32, STRING, U16, Gguf, Tensor, parse
 
 NAMES = part_names("m-00001-of-00003.gguf")
 
@@ -81,6 +83,11 @@ class TestJoined:
     def test_a_whole_model_is_itself(self):
         (whole,) = headers([Gguf({"general.name": (STRING, "x")}, (Tensor("a", (8,)),))], ["m.gguf"])
         assert joined([whole]) == whole
+
+    def test_a_nan_in_its_metadata_makes_no_model_another(self):
+        """A NaN is not equal to itself."""
+        (whole,) = headers([Gguf({"x.y": (F32, math.nan)}, (Tensor("a", (8,)),))], ["m.gguf"])
+        assert list(joined([whole]).tensors) == ["a"]
 
     @pytest.mark.parametrize("count", [0, 1])
     def test_a_merged_model_is_whole(self, count):
