@@ -12,7 +12,6 @@ from mzd.device.matmul_choice import (
     GROUP_ROWS,
     RUN_COLS,
     TOKEN_CLASSES,
-    WORK_GROUP_MAX,
     Choice,
     GpuLimits,
     ProductKey,
@@ -38,19 +37,12 @@ ROUNDING_GROUPS_PER_UNIT = 4
 """Work-groups per compute unit, where each rounds x for itself: all that there are took up to 1.2 times as
 long at 90 000 rows and more; fewer leave the device idle."""
 
-SMALLEST_LOCAL_BYTES = 32 * 1024
-"""Local memory that every GPU has."""
-
 Choices = Mapping[ProductKey, Choice]
 
 
 def gpu_limits(device: OpenClDevice) -> GpuLimits:
     """What `device` allows to the work-groups of products."""
-    return GpuLimits(
-        device.compute_units,
-        int(getattr(device, "work_group_max", WORK_GROUP_MAX)),
-        int(getattr(device, "local_memory_bytes", SMALLEST_LOCAL_BYTES)),
-    )
+    return GpuLimits(device.compute_units, device.work_group_max, device.local_memory_bytes)
 
 
 def rounded_bytes(num_tokens: int, cols: int) -> int:

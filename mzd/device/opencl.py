@@ -60,6 +60,7 @@ class OpenClDevice:
     Attributes:
         name, driver: as the driver says them.
         compute_units: cores of a CPU, or a GPU's equivalent.
+        work_group_max, local_memory_bytes: the most work-items of a work-group, and memory that they share.
         svm_level: ``none``, ``coarse_buffer``, ``fine_buffer`` or ``fine_system``.
         unified_memory: whether host and device share their memory.
         memory_kind: how units lie in it; see `MemoryKind`.
@@ -81,6 +82,8 @@ class OpenClDevice:
         self.name: str = candidate.name
         self.driver: str = f"{device.platform.name.strip()} {device.driver_version.strip()}"
         self.compute_units: int = device.max_compute_units
+        self.work_group_max: int = device.max_work_group_size
+        self.local_memory_bytes: int = device.local_mem_size
         self.svm_level = svm_level(device)
         self.unified_memory = bool(device.host_unified_memory)
         self.memory_kind: MemoryKind = candidate.memory_kind
