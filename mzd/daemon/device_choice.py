@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 import pyopencl as cl
 
-from mzd.daemon.config import AUTO, Config
+from mzd.daemon.config import Config
 from mzd.daemon.kernel_cache import KernelCache
 from mzd.daemon.refused_devices import Refusal
 from mzd.device.opencl import OpenClDevice
@@ -139,8 +139,7 @@ def _none_left(config: Config, refusals: Sequence[Refusal]) -> MzdError:
 
 def _advice(config: Config) -> str:
     """What to change: the keys that narrow the choice, else the drivers."""
-    keys = {"device": (config.device, ""), "memory": (config.memory, AUTO), "kernels": (config.kernels, AUTO)}
-    narrowed = [f'{key} = "{value}"' for key, (value, default) in keys.items() if value != default]
+    narrowed = [f'{key} = "{value}"' for key, value in config.narrowing.items()]
     if narrowed:
         return f"the configuration allows nothing else: change or leave out {', '.join(narrowed)}"
     return "install another OpenCL driver, for the CPU pocl-opencl-icd (mzd doctor shows what there is)"
